@@ -4,18 +4,32 @@ A pattern is one of
 
 * ``TEXT``: plain text. In Python files comments, docstrings and bare string statements do not count.
 * ``call:NAME(KEYWORD=VALUE, ...)``: a call of NAME, however it is laid out and through import aliases, `x = NAME`
-  assignments, decorators and `functools.partial(NAME, ...)` itself. VALUE is a literal, or ``...`` for "given at all";
-  a dict matches a call's dict that has at least its items. Keywords that are not named do not matter.
+  assignments, decorators, and as the first argument of `functools.partial`. VALUE is a literal, or ``...`` for "given
+  at all"; a dict matches a call's dict that has at least its items. Keywords that are not named do not matter.
 
 Either may end in ``@GLOB``, which narrows it to some files (see `split_glob`).
 
-What this does not see: keywords added when a `functools.partial` object is called later, names fetched by `getattr`,
-objects handed around in containers, and code made at run time.
+Not seen: keywords added when a `functools.partial` object is called later, names fetched by `getattr` or kept in
+attributes and containers, and code made at run time.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
+import ast
+import bisect
+import io
+import re
+import tokenize
+import warnings
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+CALL = "call:"
+TEXT_LIMIT = 300
+# Blanked characters become NUL, which no pattern may hold: a pattern with spaces cannot match a blanked comment.
+BLANK = "\0"
+# Two keywords of one function that set the same thing: where one is asked for, the other has to be readable too.
+# torch.compile: a mode is a name for a set of options (torch._inductor.list_mode_options).
+SAME_THING = {"torch.compile": ("mode", "options")}
 
 
 class Forbidden(NamedTuple):
@@ -72,7 +86,35 @@ class Result(NamedTuple):
 
     def as_dict(self) -> Dict[str, Any]:
         """The same as plain dicts and lists, for JSON."""
-        raise NotImplementedError
+        plain: Dict[str, Any] = {"found": {marker: [h._asdict() for h in hits] for marker, hits in self.found.items()}}
+        for name in ("forbidden", "undecidable", "seen", "unsure", "unparsed"):
+            plain[name] = [each._asdict() for each in getattr(self, name)]
+        plain["missing"] = list(self.missing)
+        plain["unmatched"] = list(self.unmatched)
+        return plain
+
+
+class Call(NamedTuple):
+    """The call that a `call:` pattern asks for."""
+
+    name: str
+    positional: Tuple[Any, ...]
+    keywords: Tuple[Tuple[str, Any], ...]
+
+
+class Pattern(NamedTuple):
+    """A pattern, read. `call` is None for plain text; an empty `glob` means every file."""
+
+    source: str
+    text: str
+    glob: str
+    call: Optional[Call]
+    excepts: Tuple[str, ...] = ()
+
+    def applies_to(self, path: str) -> bool:
+        if self.glob and not glob_match(self.glob, path):
+            return False
+        return not any(glob_match(glob, path) for glob in self.excepts)
 
 
 def search(
@@ -83,7 +125,445 @@ def search(
 ) -> Result:
     """Look for `markers` and `forbidden` in `files` (path in the release -> content; one is held at a time).
 
-    `python` names files that are Python whatever their name says (the entry script). Raises ValueError for a pattern
-    that cannot be read.
+    `python` names files that are Python whatever their name says (the entry script). A call that cannot be decided is
+    no hit of a marker. Raises ValueError for a pattern that cannot be read.
     """
-    raise NotImplementedError
+    wanted = [read_pattern(marker) for marker in dict.fromkeys(markers)]
+    unwanted = [read_forbidden(each) for each in forbidden]
+    result = Result({pattern.source: [] for pattern in wanted}, [], [], [], [], [], [], [])
+    for path in sorted(files):
+        here = [pattern for pattern in wanted if pattern.applies_to(path)]
+        banned = [pattern for pattern in unwanted if pattern.applies_to(path)]
+        if not here and not banned:
+            continue
+        source = _Source(path, files[path], path in python)
+        if source.unparsed is not None:
+            result.unparsed.append(source.unparsed)
+        for pattern in here:
+            hits, undecidable, unsure = source.find(pattern)
+            result.found[pattern.source] += hits
+            result.undecidable.extend(undecidable)
+            result.unsure.extend(unsure)
+            result.seen.extend(source.outside_code(pattern))
+        for pattern in banned:
+            hits, undecidable, unsure = source.find(pattern)
+            result.forbidden.extend(hits)
+            result.undecidable.extend(note for note in undecidable if note not in result.undecidable)
+            result.unsure.extend(note for note in unsure if note not in result.unsure)
+    result.missing.extend(marker for marker, hits in result.found.items() if not hits)
+    result.seen[:] = [note for note in result.seen if note.pattern in result.missing]
+    for pattern in (*wanted, *unwanted):
+        for glob in filter(None, (pattern.glob, *pattern.excepts)):
+            if not any(glob_match(glob, path) for path in files):
+                result.unmatched.append("{}: {} fits no file".format(pattern.source, glob))
+    return result
+
+
+def read_forbidden(entry: Union[str, Forbidden, Mapping[str, Any]]) -> Pattern:
+    """A pattern that must not occur, from its text or from {"pattern": ..., "except": [...]}."""
+    if isinstance(entry, str):
+        return read_pattern(entry)
+    if isinstance(entry, Forbidden):
+        return read_pattern(entry.pattern)._replace(excepts=tuple(entry.excepts))
+    return read_pattern(entry["pattern"])._replace(excepts=tuple(entry.get("except", ())))
+
+
+def read_pattern(source: str) -> Pattern:
+    """Read a pattern. Raises ValueError, saying what is wrong, when it is empty or its call cannot be read."""
+    text, glob = split_glob(source)
+    if not text.strip():
+        raise ValueError("a marker must not be empty")
+    if BLANK in text:
+        raise ValueError("a marker must not hold a NUL character")
+    if not text.startswith(CALL):
+        return Pattern(source, text, glob, None)
+    expression = text[len(CALL) :].strip()
+    return Pattern(source, expression, glob, _read_call(source, expression))
+
+
+def split_glob(pattern: str) -> Tuple[str, str]:
+    """Split ``TEXT@GLOB`` at its last ``@``; the glob is "" where there is none.
+
+    What follows the ``@`` is a glob if it looks like one: letters, digits and ``._-+*?[]!/`` only, with a wildcard, a
+    slash, or a file ending of at most five letters. So ``@torch.compile`` and ``a @ b.T`` are plain text. A marker
+    such as ``me@host.org`` is made plain text by an ``@`` at its end: ``me@host.org@``.
+    """
+    text, at, glob = pattern.rpartition("@")
+    if not at or not text:
+        return pattern, ""
+    looks_like_one = re.search(r"[*?\[/]|\.\w{1,5}\Z", glob) and re.match(r"[\w.*?\[\]!/+-]+\Z", glob)
+    if glob and not looks_like_one:
+        return pattern, ""
+    return text, glob
+
+
+def glob_match(glob: str, path: str) -> bool:
+    """Whether `path` (posix, relative), or a folder that it lies in, matches.
+
+    Without a slash the glob is compared with each name of the path, else with the path from its start. ``*`` and ``?``
+    stop at a slash, ``**`` does not.
+    """
+    anchored = "/" in glob.rstrip("/")
+    glob = glob.rstrip("/")
+    glob = glob[2:] if glob.startswith("./") else glob.lstrip("/")
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\])", glob)
+    special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    regex = "".join(
+        special.get(part) or (_char_class(part) if i % 2 else re.escape(part)) for i, part in enumerate(parts)
+    )
+    return re.match("{}{}(?:/.*)?\\Z".format("" if anchored else "(?:.*/)?", regex), path, re.DOTALL) is not None
+
+
+def _char_class(part: str) -> str:
+    inner = part[1:-1].replace("\\", "\\\\")
+    return "[^/{}]".format(inner[1:]) if inner.startswith("!") else "[{}]".format(inner.replace("^", "\\^"))
+
+
+def _read_call(source: str, expression: str) -> Call:
+    try:
+        tree = ast.parse(expression, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        detail = getattr(error, "msg", None) or str(error)
+        raise ValueError("{!r}: not a Python call: {}".format(source, detail)) from None
+    func, args, keywords = (tree.func, tree.args, tree.keywords) if isinstance(tree, ast.Call) else (tree, [], [])
+    name = _dotted(func)
+    if name is None:
+        raise ValueError("{!r}: expected call:NAME(KEYWORD=VALUE), with a dotted name".format(source))
+    try:
+        positional = tuple(ast.literal_eval(arg) for arg in args)
+        named = tuple((keyword.arg or "", ast.literal_eval(keyword.value)) for keyword in keywords)
+    except ValueError:
+        raise ValueError("{!r}: the arguments must be literals, or ... for any value".format(source)) from None
+    if any(not keyword for keyword, _ in named):
+        raise ValueError("{!r}: ** cannot be asked for".format(source))
+    return Call(name, positional, named)
+
+
+def _dotted(node: ast.AST) -> Optional[str]:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value)
+        return None if base is None else "{}.{}".format(base, node.attr)
+    return None
+
+
+class _Span(NamedTuple):
+    start: int
+    end: int
+    where: str
+
+
+class _Source:
+    """One file: its text, the same with everything blanked that is not code, and its syntax tree if it is Python."""
+
+    def __init__(self, path: str, data: bytes, is_python: bool) -> None:
+        self.path = path
+        self.tree: Optional[ast.Module] = None
+        self.unparsed: Optional[Unparsed] = None
+        self.spans: List[_Span] = []
+        if is_python or is_python_file(path, data):
+            self.text = self._read_python(data)
+        else:
+            self.text = _newlines(data.decode("utf-8", "replace"))
+        self.starts = _line_starts(self.text)
+        self.code = _blank(self.text, self.spans)
+        self.names: Optional[_Names] = None
+
+    def _read_python(self, data: bytes) -> str:
+        try:
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+            text = _newlines(data.decode(encoding))
+            tree = parse(text)
+            self.spans = _spans_outside_code(text, tree)
+            self.tree = tree
+            return text
+        except UnicodeDecodeError as error:
+            line = data[: error.start].count(b"\n") + 1
+            self.unparsed = Unparsed(self.path, line, "not {} text".format(error.encoding))
+        except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
+            why = getattr(error, "msg", None) or str(error) or type(error).__name__
+            self.unparsed = Unparsed(self.path, getattr(error, "lineno", None) or 1, printable(why))
+        return _newlines(data.decode("utf-8", "replace"))
+
+    def find(self, pattern: Pattern) -> Tuple[List[Hit], List[Note], List[Note]]:
+        """Hits, undecidable calls, and hits that may be no code because the file does not parse."""
+        if self.unparsed is not None:
+            why = "in a file that does not parse (line {}: {})".format(self.unparsed.line, self.unparsed.why)
+            if pattern.call is None:
+                lines = self._lines_with(self.text, pattern.text)
+            else:
+                word = re.compile(r"\b{}\b".format(re.escape(pattern.call.name.rpartition(".")[2])))
+                lines = sorted({self._line(match.start()) for match in word.finditer(self.text)})
+            return [], [], [self._note(line, pattern, why) for line in lines]
+        if pattern.call is None:
+            lines = self._lines_with(self.code, pattern.text)
+            return [Hit(self.path, line, self._shown(line), pattern.source) for line in lines], [], []
+        if self.tree is None:
+            return [], [], []
+        if self.names is None:
+            self.names = _Names(self.tree)
+        hits, notes = [], []
+        for line, why in self.names.calls(pattern.call):
+            if why:
+                notes.append(self._note(line, pattern, why))
+            else:
+                hits.append(Hit(self.path, line, self._shown(line), pattern.source))
+        return hits, notes, []
+
+    def outside_code(self, pattern: Pattern) -> List[Note]:
+        """Where the pattern's text touches a comment, a docstring or a string statement."""
+        notes: Dict[int, Note] = {}
+        for start in _occurrences(self.text, pattern.text):
+            for span in self.spans:
+                if span.start < start + len(pattern.text) and start < span.end:
+                    line = self._line(start)
+                    notes.setdefault(line, self._note(line, pattern, span.where))
+        return list(notes.values())
+
+    def _lines_with(self, text: str, wanted: str) -> List[int]:
+        return sorted({self._line(start) for start in _occurrences(text, wanted)})
+
+    def _line(self, offset: int) -> int:
+        return bisect.bisect_right(self.starts, offset)
+
+    def _note(self, line: int, pattern: Pattern, why: str) -> Note:
+        return Note(self.path, line, self._shown(line), pattern.source, why)
+
+    def _shown(self, line: int) -> str:
+        start = self.starts[line - 1]
+        end = self.starts[line] if line < len(self.starts) else len(self.text)
+        return printable(self.text[start:end].strip())
+
+
+def _spans_outside_code(text: str, tree: ast.Module) -> List[_Span]:
+    starts = _line_starts(text)
+    spans = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            start = starts[token.start[0] - 1] + token.start[1]
+            spans.append(_Span(start, start + len(token.string), "in a comment"))
+
+    def offset(line: int, column: int) -> int:
+        # The columns of ast count bytes of UTF-8.
+        rest = text[starts[line - 1] : starts[line] if line < len(starts) else len(text)]
+        return starts[line - 1] + len(rest.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
+
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {id(node.body[0]) for node in ast.walk(tree) if isinstance(node, holders) and node.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and _is_string(node.value):
+            where = "in a docstring" if id(node) in docstrings else "in a string that nothing uses"
+            value = node.value
+            end = offset(value.end_lineno or value.lineno, value.end_col_offset or value.col_offset)
+            spans.append(_Span(offset(value.lineno, value.col_offset), end, where))
+    return sorted(spans)
+
+
+class _Names:
+    """What the names of a file may stand for, and the calls in it."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.nodes = list(ast.walk(tree))
+        self.imported: Dict[str, Set[str]] = {}
+        self.assigned: Dict[str, Set[str]] = {}
+        self.stars: Set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self.imported.setdefault(alias.asname or top, set()).add(alias.name if alias.asname else top)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    if alias.name == "*":
+                        self.stars.add(node.module)
+                    full = "{}.{}".format(node.module, alias.name)
+                    self.imported.setdefault(alias.asname or alias.name, set()).add(full)
+        for _ in range(3):  # a = torch.compile; b = a; c = b
+            for node in self.nodes:
+                if isinstance(node, ast.Assign):
+                    for target in node.targets:
+                        if isinstance(target, ast.Name):
+                            self.assigned.setdefault(target.id, set()).update(self.meanings(node.value))
+
+    def meanings(self, node: Optional[ast.AST]) -> Set[str]:
+        """The dotted names that an expression may stand for; none where it is no plain reference."""
+        if isinstance(node, ast.Name):
+            return self.imported.get(node.id, {node.id}) | self.assigned.get(node.id, set())
+        if isinstance(node, ast.Attribute):
+            return {"{}.{}".format(base, node.attr) for base in self.meanings(node.value)}
+        if isinstance(node, ast.IfExp):
+            return self.meanings(node.body) | self.meanings(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return {name for value in node.values for name in self.meanings(value)}
+        if isinstance(node, ast.NamedExpr):
+            return self.meanings(node.value)
+        return set()
+
+    def calls(self, wanted: Call) -> Iterable[Tuple[int, str]]:
+        """(line, "") for each call that matches, (line, why) for each that cannot be decided."""
+        found = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Call):
+                args = node.args
+                names = self.meanings(node.func)
+                if "functools.partial" in names and args:
+                    names, args = self.meanings(args[0]), args[1:]
+                by_star = isinstance(node.func, ast.Name) and self._by_star(node.func.id, wanted.name)
+                if wanted.name not in names and not by_star:
+                    continue
+                matches, why = _compare_call(wanted, args, node.keywords)
+                if matches:
+                    star = "{} may come from an import of *".format(wanted.name)
+                    found.add((node.lineno, why or ("" if wanted.name in names else star)))
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                for decorator in node.decorator_list:
+                    if wanted.name in self.meanings(decorator) and not wanted.positional and not wanted.keywords:
+                        found.add((decorator.lineno, ""))
+        return sorted(found)
+
+    def _by_star(self, name: str, wanted: str) -> bool:
+        return name not in self.imported and any("{}.{}".format(module, name) == wanted for module in self.stars)
+
+
+def _compare_call(wanted: Call, args: Sequence[ast.expr], keywords: Sequence[ast.keyword]) -> Tuple[bool, str]:
+    """(False, "") if the call cannot match, (True, "") if it does, (True, why) if that cannot be told."""
+    whys = []
+    for index, value in enumerate(wanted.positional):
+        if any(isinstance(arg, ast.Starred) for arg in args[: index + 1]):
+            whys.append("the arguments come from *")
+        elif index >= len(args):
+            return False, ""
+        else:
+            verdict = _equals(args[index], value)
+            if verdict is False:
+                return False, ""
+            if verdict is None:
+                whys.append("argument {} is not a literal".format(index + 1))
+    for name, value in wanted.keywords:
+        why = _compare_keyword(name, value, keywords)
+        if why is None:
+            others = [each for each in SAME_THING.get(wanted.name, ()) if each != name]
+            if name in SAME_THING.get(wanted.name, ()):
+                why = next((w for other in others if (w := _unreadable(other, keywords))), None)
+        if why is None:
+            return False, ""
+        whys.append(why)
+    return True, next((why for why in whys if why), "")
+
+
+def _compare_keyword(name: str, value: Any, keywords: Sequence[ast.keyword]) -> Optional[str]:
+    """None if the keyword is absent or differs, "" if it is equal, else why that cannot be told."""
+    for keyword in keywords:
+        given = keyword.value
+        if keyword.arg == name:
+            verdict = _equals(given, value)
+            return {True: "", False: None}.get(verdict, "{} is not a literal".format(name))  # type: ignore[arg-type]
+    for keyword in keywords:
+        given = keyword.value
+        if keyword.arg is None:
+            if not isinstance(given, ast.Dict) or not all(isinstance(key, ast.Constant) for key in given.keys):
+                return "{} may come from **".format(name)
+            for key, item in _items(given):
+                if isinstance(key, ast.Constant) and key.value == name:
+                    return _compare_keyword(name, value, [ast.keyword(arg=name, value=item)])
+    return None
+
+
+def _unreadable(name: str, keywords: Sequence[ast.keyword]) -> Optional[str]:
+    for keyword in keywords:
+        if keyword.arg == name:
+            try:
+                ast.literal_eval(keyword.value)
+            except (ValueError, TypeError):
+                return "{} is not a literal".format(name)
+    return None
+
+
+def _equals(node: ast.expr, value: Any) -> Optional[bool]:
+    """Whether the expression is `value`; None if that cannot be told from the text. ... stands for any value."""
+    if value is Ellipsis:
+        return True
+    if isinstance(node, ast.IfExp):
+        verdicts = {_equals(node.body, value), _equals(node.orelse, value)}
+        return verdicts.pop() if len(verdicts) == 1 else None
+    if isinstance(node, ast.Dict) and isinstance(value, dict):
+        return _dict_has(node, value)
+    try:
+        given = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return type(given) is type(value) and bool(given == value)
+
+
+def _items(node: ast.Dict) -> List[Tuple[Optional[ast.expr], ast.expr]]:
+    return [(key, node.values[index]) for index, key in enumerate(node.keys)]
+
+
+def _dict_has(node: ast.Dict, wanted: Dict[Any, Any]) -> Optional[bool]:
+    verdict: Optional[bool] = True
+    open_ended = any(not isinstance(key, ast.Constant) for key in node.keys)
+    for key, value in wanted.items():
+        items = [item for k, item in _items(node) if isinstance(k, ast.Constant) and k.value == key]
+        equal = _equals(items[-1], value) if items else (None if open_ended else False)
+        if equal is False:
+            return False
+        verdict = verdict if equal else None
+    return verdict
+
+
+def is_python_file(path: str, data: bytes) -> bool:
+    """Whether a file is Python by its name or its shebang line."""
+    if path.endswith((".py", ".pyw", ".pyi")):
+        return True
+    first = data[:200].split(b"\n", 1)[0]
+    return first.startswith(b"#!") and b"python" in first
+
+
+def parse(text: str) -> ast.Module:
+    """`ast.parse` without the warnings that old string escapes print."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+def printable(text: str) -> str:
+    """The text without control characters (a terminal would obey them), at most TEXT_LIMIT characters long."""
+    safe = "".join(char if char.isprintable() else " " if char == "\t" else "?" for char in text[: TEXT_LIMIT + 1])
+    return safe if len(safe) <= TEXT_LIMIT else safe[:TEXT_LIMIT] + "..."
+
+
+def _is_string(node: ast.expr) -> bool:
+    """A string without effect. An f-string that evaluates something is code, and stays."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (str, bytes))
+    parts = getattr(node, "values", None)
+    kind = type(node).__name__
+    return kind in ("JoinedStr", "TemplateStr") and all(isinstance(part, ast.Constant) for part in parts or ())
+
+
+def _line_starts(text: str) -> List[int]:
+    return [0] + [match.end() for match in re.finditer("\n", text)]
+
+
+def _newlines(text: str) -> str:
+    """Line ends as Python's own reader makes them, so that line numbers agree with its."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _blank(text: str, spans: Iterable[_Span]) -> str:
+    pieces, done = [], 0
+    for span in spans:
+        start = max(span.start, done)
+        if span.end <= start:
+            continue
+        pieces += [text[done:start], re.sub(r"[^\n]", BLANK, text[start : span.end])]
+        done = span.end
+    return "".join([*pieces, text[done:]])
+
+
+def _occurrences(text: str, wanted: str) -> Iterable[int]:
+    start = text.find(wanted)
+    while start >= 0:
+        yield start
+        start = text.find(wanted, start + 1)
