@@ -1,0 +1,15 @@
+"""What runs inside the container: stdlib only, Python 3.9 and newer, under `python -I -S`, nothing installed.
+
+The modules of this package travel as text on the standard input of a `pct exec` (see ctdeploy.remote.payload) and
+import each other by the same names there as here.
+"""
+
+# Reads "<length>\n<source>" from descriptor 0 without reading ahead, so that what follows belongs to the source.
+BOOT = (
+    "import os\n"
+    "f=os.fdopen(0,'rb',0,closefd=False)\n"
+    "n=int(f.readline() or os._exit(0))\n"
+    "s=b''\n"
+    "while len(s)<n:s+=f.read(n-len(s)) or os._exit(0)\n"
+    "exec(s)"
+)

@@ -268,7 +268,7 @@ class _Source:
             self.text = _newlines(data.decode("utf-8", "replace"))
         self.starts = _line_starts(self.text)
         self.code = _blank(self.text, self.spans)
-        self.names: Optional[_Names] = None
+        self.names: Optional[Names] = None
 
     def _read_python(self, data: bytes) -> str:
         try:
@@ -302,7 +302,7 @@ class _Source:
         if self.tree is None:
             return [], [], []
         if self.names is None:
-            self.names = _Names(self.tree)
+            self.names = Names(self.tree)
         hits, notes = [], []
         for line, why in self.names.calls(pattern.call):
             if why:
@@ -360,7 +360,7 @@ def _spans_outside_code(text: str, tree: ast.Module) -> List[_Span]:
     return sorted(spans)
 
 
-class _Names:
+class Names:
     """What the names of a file may stand for, and the calls in it."""
 
     def __init__(self, tree: ast.Module) -> None:

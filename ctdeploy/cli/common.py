@@ -1,0 +1,111 @@
+"""The options that every command has, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+import typer
+
+from ctdeploy.cli.environment import Environment, Options
+from ctdeploy.errors import CtdeployError, ExitCode
+
+PANEL = "Everywhere"
+CtOption = Annotated[str | None, typer.Option("--ct", metavar="CT", help="Container: name, id or ID@HOST.")]
+AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="App of hosts.toml.")]
+
+
+def _options(
+    json: Annotated[bool, typer.Option("--json", help="Result as one JSON document.", rich_help_panel=PANEL)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=PANEL)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Details.", rich_help_panel=PANEL)] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up after so long.", rich_help_panel=PANEL),
+    ] = None,
+    lock_wait: Annotated[
+        float,
+        typer.Option("--lock-wait", metavar="SECONDS", min=0, help="Wait for a busy lock.", rich_help_panel=PANEL),
+    ] = 0.0,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours.", rich_help_panel=PANEL)] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="hosts.toml to use.", rich_help_panel=PANEL)
+    ] = None,
+) -> None:
+    """The signature is what counts: these parameters are added to every command's own."""
+
+
+_COMMON = {
+    name: parameter.replace(
+        annotation=get_type_hints(_options, include_extras=True)[name], kind=inspect.Parameter.KEYWORD_ONLY
+    )
+    for name, parameter in inspect.signature(_options).parameters.items()
+}
+
+
+def command(app: typer.Typer, name: str, *names: str, **settings: Any) -> Callable[[Callable[..., None]], None]:
+    """Register `function(env, ...)` under these names, with the common options added and errors handled."""
+
+    def register(function: Callable[..., None]) -> None:
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.name != "env"
+        ]
+
+        def call(**values: Any) -> None:
+            options = Options(**{key: values.pop(key) for key in _COMMON})
+            execute(Environment(options), lambda env: function(env, **values))
+
+        parameters = [*own, *_COMMON.values()]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        call.__doc__ = function.__doc__
+        for index, each in enumerate((name, *names)):
+            app.command(each, hidden=index > 0, **settings)(call)
+
+    return register
+
+
+def execute(env: Environment, work: Callable[[Environment], None]) -> None:
+    """Run a command's body; whatever happens becomes one message and one exit code. Raises typer.Exit."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        work(env)
+        sys.stdout.flush()
+    except CtdeployError as error:
+        env.failure(error)
+        raise typer.Exit(int(error.code)) from None
+    except KeyboardInterrupt:
+        env.rest()
+        raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+    except BrokenPipeError:
+        _closed_pipe()
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        from ctdeploy.journal import save_traceback
+
+        saved = save_traceback(error)
+        where = f"the traceback is in {saved}" if saved else "its traceback could not be saved"
+        env.failure(CtdeployError(f"this is a bug: {type(error).__name__}: {error}", next=f"report it; {where}"))
+        raise typer.Exit(int(ExitCode.BUG)) from None
+    finally:
+        env.rest()
+
+
+def _closed_pipe() -> NoReturn:
+    # The reader went away (`ctdeploy logs | head`): end quietly, and keep Python from flushing into the closed pipe.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit(int(ExitCode.PIPE)) from None
+
+
+def _terminated(*_: object) -> NoReturn:
+    # As an exception, so that locks, channels and temporary files are let go on the way out.
+    raise SystemExit(int(ExitCode.TERMINATED))
