@@ -15,8 +15,8 @@ from ctdeploy.remote.payloads.markers import Forbidden, Hit
 class Source:
     """Local files of an app, before any check.
 
-    `root` is the folder that paths in the release are relative to, `base` the one that `include` and `exclude` globs are
-    relative to (the folder of hosts.toml). `markers` and `forbidden` globs see paths as they are in the release.
+    `root` is the folder that paths in the release are relative to, `base` the one that `include` and `exclude` globs
+    are relative to (the folder of hosts.toml). `markers` and `forbidden` globs see paths as they are in the release.
     """
 
     app: str
@@ -45,8 +45,8 @@ class ReleaseFile:
 class ExternalImport:
     """A module that is neither local nor of every standard library: the launch interpreter has to find it.
 
-    `guarded`: the import stands in a function, a condition, a `try` that catches ImportError, or under TYPE_CHECKING, or
-    in a module that is itself only imported so; the script may well start without it.
+    `guarded`: the import stands in a function, a condition, a `try` that catches ImportError, or under TYPE_CHECKING,
+    or in a module that is itself only imported so; the script may well start without it.
     """
 
     name: str
