@@ -17,5 +17,8 @@ def is_litter(path: str) -> bool:
 
 def is_hidden(path: str, glob: str = "") -> bool:
     """Whether a name of the path starts with a dot and the glob did not name one that does, as in a shell."""
-    dotted = any(part.startswith(".") for part in PurePosixPath(path).parts)
-    return dotted and not any(part.startswith(".") and part != ".." for part in PurePosixPath(glob).parts)
+    return any(map(_dotted, PurePosixPath(path).parts)) and not any(map(_dotted, PurePosixPath(glob).parts))
+
+
+def _dotted(part: str) -> bool:
+    return part.startswith(".") and part != ".."
