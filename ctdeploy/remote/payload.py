@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from functools import cache
 from importlib import resources
 
@@ -46,5 +48,11 @@ def library() -> bytes:
 def session() -> bytes:
     """What the bootstrap in the container executes: `<length>\\n<source>`."""
     # PAYLOAD is this text without its last line: the session hands it on to the supervisor that it starts.
-    source = b"PAYLOAD=s[:s.rindex(b'\\nstart(')]\n" + library() + b"\nstart('ctdeploy.remote.payloads.session')\n"
+    packed = base64.b85encode(zlib.compress(library(), 9))
+    source = (
+        b"PAYLOAD=s[:s.rindex(b'\\nstart(')]\n"
+        b"import base64,zlib\n"
+        b"exec(zlib.decompress(base64.b85decode(b'" + packed + b"')))"
+        b"\nstart('ctdeploy.remote.payloads.session')\n"
+    )
     return b"%d\n" % len(source) + source

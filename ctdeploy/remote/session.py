@@ -106,8 +106,8 @@ class Session:
         if self._stopped.is_set():
             return
         self._stopped.set()
+        self._send({"op": "bye"})
         with contextlib.suppress(CtdeployError):
-            self._send({"op": "bye"})
             self._process.close_stdin()
             deadline = time.monotonic() + 5
             while time.monotonic() < deadline and not self._process.read(0.5).ended:
@@ -116,16 +116,15 @@ class Session:
 
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
-            try:
-                self._send({"op": "beat"})
-            except CtdeployError:
-                return
+            self._send({"op": "beat"})
 
     def _send(self, request: dict[str, Any]) -> None:
         self._send_raw(json.dumps(request).encode("ascii") + b"\n")
 
     def _send_raw(self, data: bytes) -> None:
-        with self._sending:
+        # A command that ended early (pct refused) cannot be written to; why it ended is told by what it said, so the
+        # reader reports it, as it reports a connection that broke.
+        with self._sending, contextlib.suppress(NetworkError):
             self._process.write(data)
 
     def _answer(self, limit_s: float) -> tuple[dict[str, Any], bytes]:

@@ -146,6 +146,15 @@ class Session:
             offset = max(0, os.path.getsize(self.runs.path(name, "log")) + offset)
         return self.runs.read_log(name, offset, wait_s, self.wire.waiting)
 
+    def do_run_file(self, run: str, path: str, limit: int) -> dict[str, Any]:
+        """Up to `limit` bytes of a file of a run's folder, in the blob."""
+        name = self.runs.pick(run)
+        full = os.path.realpath(self.runs.path(name, path))
+        if not full.startswith(os.path.realpath(self.runs.path(name)) + os.sep) or not os.path.isfile(full):
+            raise Failure("missing", f"{name} has no file {path}", f"ctdeploy logs {name}")
+        with open(full, "rb") as file:
+            return {"data": file.read(limit)}
+
     def do_stop(self, run: Optional[str], grace_s: float) -> dict[str, Any]:
         name = self.runs.pick(run)
         before = self.runs.describe(name)
