@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -34,7 +33,7 @@ def _options(
     ] = 0.0,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.", rich_help_panel=PANEL)] = False,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="hosts.toml to use.", rich_help_panel=PANEL)
+        str | None, typer.Option("--config", metavar="FILE", help="hosts.toml to use.", rich_help_panel=PANEL)
     ] = None,
 ) -> None:
     """The signature is what counts: these parameters are added to every command's own."""

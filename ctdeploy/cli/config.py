@@ -18,14 +18,18 @@ def register(app: typer.Typer) -> None:
 
 def show(env: Environment) -> None:
     """Every setting in force, with the file and line that it comes from."""
-    inventory = env.inventory
-    settings = inventory.effective()
+    from ctdeploy.inventory.show import effective
+
+    located = env.inventory.located
+    settings = effective(env.inventory)
     document = {
-        "file": str(inventory.file) if inventory.file else None,
+        "file": str(located.path),
+        "how": located.how,
         "settings": [{"key": each.key, "value": each.value, "origin": each.origin} for each in settings],
     }
 
     def render() -> None:
+        env.line(f"# {located.path} ({located.how})")
         width = max((len(each.key) for each in settings), default=0)
         for each in settings:
             env.line(f"{each.key:<{width}} = {json.dumps(each.value, default=str)}  # {each.origin}")

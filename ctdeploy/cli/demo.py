@@ -9,6 +9,7 @@ import typer
 
 from ctdeploy.cli.common import command
 from ctdeploy.cli.environment import Environment
+from ctdeploy.errors import HostError
 
 if TYPE_CHECKING:
     from ctdeploy.ops.demo import DemoResult
@@ -20,18 +21,22 @@ def register(app: typer.Typer) -> None:
 
 def demo(env: Environment) -> None:
     """Push the bundled trainer into the lab, verify it, train a drafter there, and show what it learned."""
-    from ctdeploy.inventory import builtin_inventory
+    from ctdeploy.inventory.find import built_in
+    from ctdeploy.inventory.inventory import Inventory
+    from ctdeploy.inventory.parse import read
     from ctdeploy.lab.preflight import check
     from ctdeploy.ops.demo import demo as story
 
-    check(trainer=True)
+    for lack in check():
+        raise HostError(lack.message, next=lack.mend)
     env.step(
         "demo: a DFlash drafter learns 8 prompts by heart in container 200 of the lab (about 3 minutes on 2 cores the"
         " first time, less afterwards)"
     )
+    located = built_in()
     try:
         with env.deadline():
-            result = story(builtin_inventory(), env, lambda data: env.log(data))
+            result = story(Inventory(read(located.path), located), env, env.log)
     except KeyboardInterrupt:
         env.rest()
         env.hint("detached; the run goes on in the lab: ctdeploy logs --ct 200@lab -f, ctdeploy stop --ct 200@lab")

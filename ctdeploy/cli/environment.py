@@ -20,7 +20,8 @@ from ctdeploy.errors import CtdeployError, TimedOut, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ctdeploy.inventory import App, Container, Inventory
+    from ctdeploy.inventory.inventory import Inventory
+from ctdeploy.inventory.values import App, Container
 
 SCHEMA = 1
 QUIET_STEP_S = 5.0
@@ -36,7 +37,7 @@ class Options:
     timeout: float | None = None
     lock_wait: float = 0.0
     no_color: bool = False
-    config: Path | None = None
+    config: str | None = None
 
 
 class Environment:
@@ -64,12 +65,9 @@ class Environment:
     @cached_property
     def inventory(self) -> Inventory:
         """hosts.toml, found and checked. Raises ConfigError."""
-        from ctdeploy.inventory import load_inventory
+        from ctdeploy.inventory.inventory import load
 
-        inventory = load_inventory(self.options.config, self.cwd)
-        for warning in inventory.warnings:
-            self.warn(warning)
-        return inventory
+        return load(self.options.config, cwd=self.cwd)
 
     def container(self, selector: str | None) -> Container:
         """The container that `--ct` names, or the default. Raises UsageError."""
@@ -78,8 +76,7 @@ class Environment:
     def app(self, name: str | None, path: str | None = None) -> App:
         """The app that `--app` or a path names, or the default. Raises UsageError."""
         if path is not None:
-            app = self.inventory.app_for_path(path, self.cwd)
-            return app.with_name(name) if name else app
+            return self.inventory.app_for_path(path, self.cwd, name)
         return self.inventory.app(name)
 
     def step(self, text: str) -> None:
@@ -143,11 +140,17 @@ class Environment:
             buffer.write(data)
         self._stdout.flush()
 
+    def log(self, data: bytes) -> None:
+        """Bytes of a log that is progress, not result."""
+        self.rest()
+        if not self.options.quiet:
+            self._stderr.write(data.decode("utf-8", "replace"))
+            self._stderr.flush()
+
     def progress(self, data: bytes) -> None:
         """Bytes of a log that is only waited for: shown with --verbose."""
         if self.options.verbose:
-            self._stderr.write(data.decode("utf-8", "replace"))
-            self._stderr.flush()
+            self.log(data)
 
     def failure(self, error: CtdeployError) -> None:
         """An expected error: on standard error, and as a document with --json."""

@@ -18,16 +18,13 @@ def register(app: typer.Typer) -> None:
 def init(
     env: Environment,
     path: Annotated[str | None, typer.Argument(metavar="[SCRIPT]", help="The training script to deploy.")] = None,
-    address: Annotated[str | None, typer.Option("--address", help="The Proxmox host; without it: the lab.")] = None,
-    user: Annotated[str, typer.Option("--user", help="Who logs in there.")] = "root",
-    ct: Annotated[int, typer.Option("--ct", min=100, max=999_999_999, help="The container's id.")] = 200,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing hosts.toml.")] = False,
 ) -> None:
     """Write a commented hosts.toml into the working folder."""
-    from ctdeploy.inventory import first_hosts_toml
+    from ctdeploy.inventory.show import first_hosts_toml
 
-    target = env.options.config or env.cwd / "hosts.toml"
-    text = first_hosts_toml(script=path, address=address, user=user, ct=ct)
+    target = env.cwd / (env.options.config or "hosts.toml")
+    text = first_hosts_toml(path)
     try:
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)

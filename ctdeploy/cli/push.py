@@ -12,7 +12,7 @@ from ctdeploy.cli.common import AppOption, CtOption, command
 from ctdeploy.cli.environment import Environment
 
 if TYPE_CHECKING:
-    from ctdeploy.inventory import App, Container
+    from ctdeploy.inventory.values import App, Container
     from ctdeploy.ops.push import PushOptions, PushResult
 
 
@@ -25,7 +25,7 @@ def push(
     path: Annotated[str | None, typer.Argument(metavar="[PATH]", help="Script to push; default: the app's.")] = None,
     ct: CtOption = None,
     app: AppOption = None,
-    marker: Annotated[list[str] | None, typer.Option("--marker", help="Must stand in the code (text[@GLOB]).")] = None,
+    marker: Annotated[list[str] | None, typer.Option("--marker", help="Must stand in the code (text, text@GLOB, call:f(k=v)).")] = None,
     forbid: Annotated[list[str] | None, typer.Option("--forbid", help="Must not stand in the code.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would travel and every remote command.")

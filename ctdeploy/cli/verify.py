@@ -11,7 +11,7 @@ from ctdeploy.cli.common import AppOption, CtOption, command
 from ctdeploy.cli.environment import Environment, ago
 
 if TYPE_CHECKING:
-    from ctdeploy.inventory import App
+    from ctdeploy.inventory.values import App
     from ctdeploy.ops.verify import VerifyResult
 
 
@@ -26,7 +26,7 @@ def verify(
     ] = None,
     ct: CtOption = None,
     app: AppOption = None,
-    marker: Annotated[list[str] | None, typer.Option("--marker", help="Instead of the app's (text[@GLOB]).")] = None,
+    marker: Annotated[list[str] | None, typer.Option("--marker", help="Instead of the app's (text, text@GLOB, call:f(k=v)).")] = None,
     forbid: Annotated[list[str] | None, typer.Option("--forbid", help="Beside the app's.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 7.")] = False,
 ) -> None:

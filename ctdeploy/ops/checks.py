@@ -8,7 +8,8 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from ctdeploy.errors import CheckError, HostError, VerifyError
-from ctdeploy.release import Release, final_syntax_error
+from ctdeploy.release.model import Release
+from ctdeploy.release.python_file import syntax_error as final_syntax_error
 from ctdeploy.remote.session import Hello
 
 SHOWN = 5
@@ -26,7 +27,7 @@ class FoundMarker:
 
 def syntax_error(release: Release) -> CheckError:
     """The local SyntaxError as the final word."""
-    return final_syntax_error(release)
+    return final_syntax_error(release.syntax_errors)
 
 
 def version_text(hello: Hello) -> str:

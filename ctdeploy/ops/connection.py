@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ctdeploy.errors import HostError
-from ctdeploy.inventory import Container, Host
+from ctdeploy.inventory.values import Container, Host
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.remote import pct
 from ctdeploy.remote.session import Place

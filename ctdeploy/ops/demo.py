@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctdeploy.errors import RunFailed
-from ctdeploy.inventory import App, Container, Inventory
+from ctdeploy.inventory.inventory import Inventory
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops import push as pushing
 from ctdeploy.ops import run as running
 from ctdeploy.ops.connection import connect, who

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctdeploy.inventory import App, Container
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops.connection import connect, who
 from ctdeploy.ops.push import PushOptions, plan
 from ctdeploy.ops.reporter import Reporter

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctdeploy.errors import NetworkError
-from ctdeploy.inventory import App, Container
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops.connection import connect, who
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.remote.session import Session

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctdeploy.errors import CheckError, CtdeployError, VerifyError
-from ctdeploy.inventory import App, Container
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.journal import Journal
 from ctdeploy.ops import checks
 from ctdeploy.ops.connection import Link, connect, place_of, start_container, who
 from ctdeploy.ops.reporter import Reporter
-from ctdeploy.release import Release, build_release, bundle_of
+from ctdeploy.release.build import build_release
+from ctdeploy.release.bundle import bundle
+from ctdeploy.release.model import Release
 from ctdeploy.remote import layout, pct
 from ctdeploy.remote.session import Hello, Session, session_argv
 from ctdeploy.remote.staging import Pushed, Stager, staging_argv
@@ -157,7 +159,8 @@ def _push(link: Link, planned: PushPlan, options: PushOptions, reporter: Reporte
         if planned.new_files:
             # pct needs 0.7 s to start, twice; so it pushes while the session comes up, and is checked afterwards.
             stager = stack.enter_context(Stager(link.transport, link.place, planned.staging, planned.nonce))
-            way = stager.start(bundle_of(release, planned.new_files))
+            sent = {release.file(path).sha256 for path in planned.new_files}
+            way = stager.start(bundle(release, sent))
             reporter.step(f"pushing {len(planned.new_files)} files to {link.place.name} ({way}, pct push)")
         hello = session.hello()
         if release.syntax_errors and hello.python[:2] <= sys.version_info[:2]:
@@ -193,7 +196,7 @@ def _place(
             stager = stack.enter_context(Stager(link.transport, link.place, planned.staging, planned.nonce))
         else:
             stager.finish()
-        stager.start(bundle_of(release, [file.path for file in release.files if file.sha256 in missing]))
+        stager.start(bundle(release, missing))
     if stager is not None:
         pushed = stager.finish()
         if pushed.said:

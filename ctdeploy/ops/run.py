@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctdeploy.errors import RunFailed, TimedOut, VerifyError
-from ctdeploy.inventory import App, Container
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops import checks
 from ctdeploy.ops.connection import Link, connect, who
 from ctdeploy.ops.logs import ENDED, follow

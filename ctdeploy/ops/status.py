@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ctdeploy.inventory import App, Container
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops.connection import connect, who
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.remote.session import Session

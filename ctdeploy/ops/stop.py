@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctdeploy.errors import TimedOut
-from ctdeploy.inventory import App, Container
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops.connection import connect, who
 from ctdeploy.ops.logs import ENDED
 from ctdeploy.ops.reporter import Reporter

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ctdeploy.errors import CheckError, CtdeployError, UsageError, VerifyError
-from ctdeploy.inventory import App, Container
+from ctdeploy.inventory.values import App, Container
 from ctdeploy.journal import Journal
 from ctdeploy.ops import checks
 from ctdeploy.ops.connection import connect, who
 from ctdeploy.ops.reporter import Reporter
-from ctdeploy.release import build_release
+from ctdeploy.release.build import build_release
 from ctdeploy.remote.session import Session
 
 VERIFY_S = 300.0
