@@ -54,7 +54,7 @@ def user_file() -> Path:
 
 
 def built_in() -> Located:
-    """The hosts.toml that ships with the tool: the lab and the bundled trainer. It lies in the wheel, or in the clone."""
+    """The hosts.toml that ships with the tool: the lab and the bundled trainer. In the wheel, or in the clone."""
     package = Path(__file__).resolve().parent
     base = package.parents[1]  # the folder that holds the packages `ctdeploy` and `trainer`
     shipped = package / "builtin.toml"

@@ -11,6 +11,7 @@ from ctdeploy.inventory.find import Located, locate
 from ctdeploy.inventory.parse import SELECTOR, Parsed, has_own_lab, nearest, read
 from ctdeploy.inventory.tables import CT_MAX, CT_MIN, NAME, NAME_RULE, AppTable, ContainerTable, HostTable
 from ctdeploy.inventory.values import (
+    DEFAULT_PYTHON,
     LAB,
     LAB_CT,
     LAB_PYTHON,
@@ -134,8 +135,7 @@ class Inventory:
         for container in self.containers.values():
             if (container.ct, container.host.name) == (number, name):
                 return container
-        python = {"python": LAB_PYTHON} if name == LAB else {}
-        return Container(None, self.hosts[name], number, **python)
+        return Container(None, self.hosts[name], number, LAB_PYTHON if name == LAB else DEFAULT_PYTHON)
 
     def _script(self, path: str, cwd: Path) -> Path:
         places = list(dict.fromkeys(_absolute(folder, path) for folder in (cwd, self.located.base)))

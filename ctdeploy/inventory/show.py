@@ -1,10 +1,13 @@
-"""What is in force and from where (`config show`), the first hosts.toml (`init`), and the key tables of docs/hosts.md."""
+"""hosts.toml as text: what is in force (`config show`), the first file (`init`), the key tables of docs/hosts.md."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
@@ -25,6 +28,9 @@ from ctdeploy.inventory.values import LAB, LAB_CT, LAB_PYTHON
 
 DEFAULT = "default"
 BUILT_IN = "built in"
+
+# What the key tables stand between in docs/hosts.md.
+KEYS_START, KEYS_END = "<!-- keys -->", "<!-- /keys -->"
 
 # The tables in the order of docs/hosts.md, with the heading of each.
 REFERENCE: tuple[tuple[str, type[Table]], ...] = (
@@ -115,8 +121,8 @@ def _type_name(annotation: Any) -> str:
 def first_hosts_toml(entry: str | None = None) -> str:
     """A first hosts.toml, commented. `entry`: a script to make an app of; its stem names the app."""
     script = entry or "train.py"
-    name = script.rsplit("/", 1)[-1].removesuffix(".py")
-    app = f"""[apps.{_key(name)}]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", script.rsplit("/", 1)[-1].removesuffix(".py")).lstrip("-")[:64] or "app"
+    app = f"""[apps.{name}]
 entry = {_quoted(script)}
 # root = "."                         # paths in a release are relative to it; default: the entry's folder
 # include = ["recipes/*.toml"]       # files that travel besides the modules that the entry imports
@@ -157,5 +163,12 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _key(name: str) -> str:
-    return dotted((name,)) if "\\" not in name else _quoted(name)
+def with_reference(page: str) -> str:
+    """docs/hosts.md with its key tables renewed."""
+    before, _, rest = page.partition(KEYS_START)
+    return before + KEYS_START + "\n" + reference() + KEYS_END + rest.partition(KEYS_END)[2]
+
+
+if __name__ == "__main__":
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(with_reference(page.read_text(encoding="utf-8")), encoding="utf-8")

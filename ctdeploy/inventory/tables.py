@@ -177,8 +177,6 @@ class StartMarkerTable(Table):
 class ForbiddenTable(Table):
     """What must not stand in the code. A text alone is short for a table with that pattern."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     pattern: MarkerText = Field(description="A text, or `call:NAME(KEYWORD=VALUE)`.")
     excepts: list[Text] = Field(
         default=[], alias="except", description="Globs of files (paths in the release) that may."

@@ -17,10 +17,7 @@ from ctdeploy.release.finder import find
 from ctdeploy.release.git import git_state
 from ctdeploy.release.model import Release, ReleaseFile, Source, SyntaxProblem, Warning
 from ctdeploy.release.python_file import byte_problems, syntax_problem
-from ctdeploy.remote.payloads.markers import Note, Result, glob_match, is_python_file, search
-
-# Markers stand in code; a data file above this size is not searched for them.
-SEARCH_LIMIT = 64 * 1024 * 1024
+from ctdeploy.remote.payloads.markers import SEARCH_LIMIT, Note, Result, glob_match, is_python_file, search
 
 
 def build_release(source: Source) -> Release:

@@ -42,6 +42,8 @@ def beside_module(tree: ast.Module, module: Path, root: Path) -> list[Path]:
     Each literal, and all of one expression joined, is looked up from the module's folder and its parents up to the
     root; regular files up to DATA_LIMIT that are no Python are returned.
     """
+    if not _holds_file(tree, set()):
+        return []
     derived = _names_from_file(tree)
     found: dict[Path, None] = {}
     for node in ast.walk(tree):
@@ -55,14 +57,8 @@ def beside_module(tree: ast.Module, module: Path, root: Path) -> list[Path]:
 
 
 def _lookup(text: str, folder: Path, root: Path) -> Iterator[Path]:
-    if (
-        not text
-        or "\0" in text
-        or text.startswith("/")
-        or ".." in text.split("/")
-        or is_hidden(text)
-        or is_litter(text)
-    ):
+    text = text.lstrip("/")  # f"{HERE}/words.txt"
+    if not text or "\0" in text or ".." in text.split("/") or is_hidden(text) or is_litter(text):
         return
     if text.endswith(PYTHON_SUFFIXES):
         return

@@ -20,7 +20,7 @@ from importlib.machinery import FrozenImporter
 from pathlib import Path
 from typing import NamedTuple
 
-from ctdeploy.release.data_files import beside_module, package_data
+from ctdeploy.release.data_files import DATA_LIMIT, beside_module, package_data
 from ctdeploy.release.exclude import is_litter
 from ctdeploy.release.imports import Import, Scan, scan, scan_lines
 from ctdeploy.release.model import ExternalImport, Warning
@@ -82,10 +82,15 @@ class _Finder:
         self.scans: dict[Path, Scan] = {}
         self.external: dict[str, ExternalImport] = {}
         self.from_root: dict[str, tuple[Path, int, bool]] = {}
+        self.packages: set[Path] = set()
+        self.listings: dict[Path, frozenset[str]] = {}
         self.warned: set[Warning] = set()
 
     def run(self) -> Found:
         self.found.files[self._path(self.entry)] = self.entry
+        if self.entry.is_symlink() and self.entry.resolve().parent != self.entry.parent.resolve():
+            text = "is a symlink: here Python looks for modules beside its target, in the container beside the link"
+            self._warn(self.entry, 0, text)
         self._reach(self.entry, "__main__", None, False)
         # Unguarded imports first, so that a module counts as guarded only if every way to it is.
         while self.queue:
@@ -161,7 +166,7 @@ class _Finder:
             return list(names)
         listed = self._scan(place.files[0]).all_names
         if listed is None:
-            listed = frozenset(name.split(".")[0] for folder in place.folders for name in _listing(folder))
+            listed = frozenset(name.split(".")[0] for folder in place.folders for name in self._listing(folder))
         return sorted(name for name in listed if name != "__init__")
 
     def _walk(self, dotted: str, module: _Module, wanted: Import) -> tuple[_Place | None, str]:
@@ -215,10 +220,10 @@ class _Finder:
     def _locate(self, name: str, folders: tuple[Path, ...]) -> _Place | None:
         portions = []
         for folder in folders:
-            listing = _listing(folder)
+            listing = self._listing(folder)
             inner = folder / name
             is_folder = name in listing and inner.is_dir()
-            if is_folder and "__init__.py" in _listing(inner):
+            if is_folder and "__init__.py" in self._listing(inner):
                 init = inner / "__init__.py"
                 return None if self._excluded(init) else _Place((init,), (inner,))
             binaries = [n for n in listing if n.startswith(f"{name}.") and n.endswith((".so", ".pyd"))]
@@ -231,6 +236,15 @@ class _Finder:
                 portions.append(inner)
         return _Place((), tuple(portions), True) if portions else None
 
+    def _listing(self, folder: Path) -> frozenset[str]:
+        """Names in a folder: asking it, not the file, tells upper from lower case on every file system."""
+        if folder not in self.listings:
+            try:
+                self.listings[folder] = frozenset(each.name for each in folder.iterdir())
+            except OSError:
+                self.listings[folder] = frozenset()
+        return self.listings[folder]
+
     def _take_module(self, dotted: str, place: _Place, guarded: bool) -> None:
         for file in place.files:
             self._take(file)
@@ -240,14 +254,27 @@ class _Finder:
             else:
                 self._warn(file, 0, "is compiled code: it has to fit the container's Python and system")
         if place.files and place.folders:
-            files, too_large = package_data(place.folders[0])
-            for file in files:
-                self._take(file)
-            for file in too_large:
-                if not self._excluded(file):
-                    self._warn(file, 0, "is too large to travel by itself; name it in `include` if the code needs it")
+            self._take_data(place.folders[0])
         if "." not in dotted and place.files and _is_built_in(dotted):
             self._warn(place.files[0], 0, f"is never imported: Python's own {dotted} comes first")
+
+    def _take_data(self, package: Path) -> None:
+        if package in self.packages:
+            return
+        self.packages.add(package)
+        files, too_large = package_data(package)
+        files = [file for file in files if not self._excluded(file)]
+        for file in files:
+            self._take(file)
+        for file in too_large:
+            if not self._excluded(file):
+                self._warn(file, 0, "is too large to travel by itself; name it in `include` if the code needs it")
+        size = sum(file.stat().st_size for file in files)
+        if size > DATA_LIMIT:
+            text = (
+                f"its {len(files)} data files ({size >> 20} MiB) travel with the package; `exclude` what nothing needs"
+            )
+            self._warn(package, 0, text)
 
     def _not_found(self, dotted: str, missing: str, module: _Module, wanted: Import) -> None:
         top = _top(dotted)
@@ -300,14 +327,6 @@ class _Finder:
         if warning not in self.warned:
             self.warned.add(warning)
             self.found.warnings.append(warning)
-
-
-def _listing(folder: Path) -> frozenset[str]:
-    """Names in a folder: asking the folder, not the file, tells upper from lower case on every file system."""
-    try:
-        return frozenset(each.name for each in folder.iterdir())
-    except OSError:
-        return frozenset()
 
 
 def _top(dotted: str) -> str:

@@ -17,7 +17,7 @@ def git_state(root: Path, files: Iterable[ReleaseFile]) -> GitState | None:
     """The revision of the work tree that `root` lies in, and which of the files differ from it.
 
     A file that git does not track counts as different, so does one that lies outside of the work tree (a symlink's
-    target). None if there is no git, no work tree, no commit, or no answer within LIMIT_S seconds.
+    target). None if git tracks none of them, if there is no git or no commit, or no answer within LIMIT_S seconds.
     """
     deadline = time.monotonic() + LIMIT_S
     try:
@@ -27,13 +27,16 @@ def git_state(root: Path, files: Iterable[ReleaseFile]) -> GitState | None:
         changed = _paths(_git(top, deadline, "diff", "--name-only", "--no-ext-diff", "-z", "HEAD"))
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    clean = tracked - changed
     different = []
+    tracked_any = False
     for file in files:
         real = file.source.resolve()
-        if not real.is_relative_to(top) or os.fsencode(real.relative_to(top)) not in clean:
+        name = os.fsencode(real.relative_to(top)) if real.is_relative_to(top) else b""
+        tracked_any = tracked_any or name in tracked
+        if name not in tracked or name in changed:
             different.append(file.path)
-    return GitState(revision, tuple(different))
+    # Files of an installed package, in a virtual environment inside of some work tree, do not come from its revision.
+    return GitState(revision, tuple(different)) if tracked_any else None
 
 
 def _paths(output: bytes) -> set[bytes]:

@@ -250,6 +250,10 @@ def git(root: Path, *args: str) -> str:
 def test_git_tells_the_revision_and_which_travelling_files_differ(root: Path, tmp_path: Path) -> None:
     git(root, "init", "-q")
     assert build_release(source(root)).git is None  # no commit yet
+    lay(root, {"readme": "x"})
+    git(root, "add", "readme")
+    git(root, "commit", "-qm", "zero")
+    assert build_release(source(root)).git is None  # a work tree that has nothing to do with these files
     git(root, "add", "train.py")
     git(root, "commit", "-qm", "one")
     state = build_release(source(root)).git

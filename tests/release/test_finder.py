@@ -201,6 +201,10 @@ CASES: dict[str, tuple[Tree, set[str]]] = {
         },
         {"a.py", "data/w.txt"},
     ),
+    "data beside a module, by an f-string": (
+        {"train.py": "import os\nHERE = os.path.dirname(__file__)\nprint(open(f'{HERE}/w.txt').read())", "w.txt": "w"},
+        {"w.txt"},
+    ),
     "data beside the entry, by os.path": (
         {
             "train.py": "import os\nprint(open(os.path.join(os.path.dirname(__file__), 'data', 'w.txt')).read())",
@@ -346,6 +350,26 @@ def test_large_data_stays_here_and_is_warned_of(tmp_path: Path) -> None:
     found = find(root, root / "train.py")
     assert set(found.files) == {"train.py", "p/__init__.py", "p/small.bin"}
     assert str(found.warnings[0]).startswith("p/large.bin: is too large to travel by itself")
+
+
+def test_a_lot_of_package_data_is_warned_of(tmp_path: Path) -> None:
+    root = lay(tmp_path, {"train.py": "import p\nimport p", "p/__init__.py": ""})
+    for name in ("a.bin", "b.bin"):
+        with (root / "p" / name).open("wb") as file:
+            file.truncate(DATA_LIMIT)
+    warnings = find(root, root / "train.py").warnings
+    assert [str(each) for each in warnings] == [
+        "p: its 2 data files (32 MiB) travel with the package; `exclude` what nothing needs"
+    ]
+
+
+def test_a_symlinked_entry_is_warned_of_because_python_leaves_its_folder(tmp_path: Path) -> None:
+    lay(tmp_path, {"real/train.py": "import a\nprint(a.x)", "real/a.py": "x = 'real'", "app/a.py": "x = 'app'"})
+    (tmp_path / "app/train.py").symlink_to("../real/train.py")
+    found = find(tmp_path / "app", tmp_path / "app/train.py")
+    assert run(tmp_path / "app", "train.py")[1] == "real\n"
+    assert run(copy(found, tmp_path / "empty"), "train.py")[1] == "app\n"
+    assert str(found.warnings[0]).startswith("train.py: is a symlink: here Python looks for modules beside its target")
 
 
 def test_excluded_modules_do_not_travel(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -320,6 +321,39 @@ def test_the_module_is_for_python_3_9_and_needs_nothing_else() -> None:
     program = source + "\nprint(search({'a.py': b'x = 1 # m\\ny = m'}, ['m']).found['m'][0].line)"
     done = subprocess.run([sys.executable, "-I", "-S", "-"], input=program, capture_output=True, text=True, check=True)
     assert done.stdout == "2\n"
+
+
+CORPUS = {
+    "text.py": "'''doc cudagraphs=False'''\nprint(f'{x!r:>{w}} cudagraphs=False {y}')  # cudagraphs=False\nx = f'''{y}\n# cudagraphs=False\n'''\n",
+    "call.py": "from torch import compile as c\n@c(mode='reduce-overhead')\ndef f():\n    'cudagraphs=False'\nc(f, **kw)\n",
+    "é.py": "é = 'é'; 'cudagraphs=False'; f(é, cudagraphs=False)\nx = f'{c(\"a\")}' 'cudagraphs=False'\n",
+    "broken.py": "f(cudagraphs=False\n",
+    "data.toml": "# cudagraphs=False\n",
+}
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13", "3.14"])
+def test_other_interpreters_find_the_same(version: str) -> None:
+    """The container's interpreter searches with its own tokenizer, which differs most between 3.11 and 3.12."""
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode:
+        pytest.skip(f"no Python {version} here")
+    patterns = [MARKER, REDUCE, MARKER + "@call.py"]
+    program = Path(markers.__file__).read_text()
+    program += "\nimport json, sys\nfiles, patterns = json.loads(sys.argv[1])\n"
+    program += "result = search({k: v.encode() for k, v in files.items()}, patterns, [patterns[1]])\n"
+    program += "print(json.dumps(result._replace(unparsed=[], unsure=[]).as_dict()))"
+    argv = [python, "-I", "-S", "-", json.dumps([CORPUS, patterns])]
+    done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True)
+    ours = search({path: text.encode() for path, text in CORPUS.items()}, patterns, [REDUCE])
+    assert json.loads(done.stdout) == json.loads(json.dumps(ours._replace(unparsed=[], unsure=[]).as_dict()))
+    assert [(hit.path, hit.line) for hit in ours.found[MARKER]] == [
+        ("data.toml", 1),
+        ("text.py", 2),
+        ("text.py", 4),
+        ("é.py", 1),
+        ("é.py", 2),
+    ]
 
 
 # Statements by whether the marker @@ in them is code. Each is one or more whole lines at any indentation.

@@ -25,6 +25,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 CALL = "call:"
 TEXT_LIMIT = 300
+# Markers stand in code: both sides leave data files above this size (bytes) out of a search.
+SEARCH_LIMIT = 64 * 1024 * 1024
 # Blanked characters become NUL, which no pattern may hold: a pattern with spaces cannot match a blanked comment.
 BLANK = "\0"
 # Two keywords of one function that set the same thing: where one is asked for, the other has to be readable too.
