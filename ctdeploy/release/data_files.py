@@ -42,8 +42,6 @@ def beside_module(tree: ast.Module, module: Path, root: Path) -> list[Path]:
     Each literal, and all of one expression joined, is looked up from the module's folder and its parents up to the
     root; regular files up to DATA_LIMIT that are no Python are returned.
     """
-    if not _holds_file(tree, set()):
-        return []
     derived = _names_from_file(tree)
     found: dict[Path, None] = {}
     for node in ast.walk(tree):

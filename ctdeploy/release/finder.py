@@ -130,7 +130,7 @@ class _Finder:
             self._warn(path, 0, "does not parse here; its imports were read line by line")
         else:
             result = scan(tree, path == self.entry)
-            for file in beside_module(tree, path, self.root):
+            for file in beside_module(tree, path, self.root) if b"__file__" in data else ():
                 self._take(file)
         for line, what in result.dynamic:
             self._warn(path, line, f"{what}; what it loads travels only if `include` names it")

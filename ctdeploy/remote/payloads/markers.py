@@ -20,6 +20,7 @@ import bisect
 import io
 import re
 import tokenize
+import unicodedata
 import warnings
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
@@ -61,7 +62,7 @@ class Note(NamedTuple):
 
 
 class Unparsed(NamedTuple):
-    """A Python file that this interpreter cannot parse."""
+    """A Python file that this interpreter cannot parse, though words of a pattern stand in it."""
 
     path: str
     line: int
@@ -103,6 +104,10 @@ class Call(NamedTuple):
     positional: Tuple[Any, ...]
     keywords: Tuple[Tuple[str, Any], ...]
 
+    @property
+    def last_name(self) -> str:
+        return self.name.rpartition(".")[2]
+
 
 class Pattern(NamedTuple):
     """A pattern, read. `call` is None for plain text; an empty `glob` means every file."""
@@ -139,6 +144,11 @@ def search(
         if not here and not banned:
             continue
         source = _Source(path, files[path], path in python)
+        here = [pattern for pattern in here if source.may_hold(pattern)]
+        banned = [pattern for pattern in banned if source.may_hold(pattern)]
+        if not here and not banned:
+            continue
+        source.parse()
         if source.unparsed is not None:
             result.unparsed.append(source.unparsed)
         for pattern in here:
@@ -261,32 +271,51 @@ class _Source:
 
     def __init__(self, path: str, data: bytes, is_python: bool) -> None:
         self.path = path
+        self.is_python = is_python or is_python_file(path, data)
         self.tree: Optional[ast.Module] = None
         self.unparsed: Optional[Unparsed] = None
         self.spans: List[_Span] = []
-        if is_python or is_python_file(path, data):
-            self.text = self._read_python(data)
-        else:
-            self.text = _newlines(data.decode("utf-8", "replace"))
-        self.starts = _line_starts(self.text)
-        self.code = _blank(self.text, self.spans)
         self.names: Optional[Names] = None
+        self.text = self._decode(data)
+        self.code = self.text
+        self.starts = _line_starts(self.text)
 
-    def _read_python(self, data: bytes) -> str:
-        try:
-            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-            text = _newlines(data.decode(encoding))
-            tree = parse(text)
-            self.spans = _spans_outside_code(text, tree)
-            self.tree = tree
-            return text
-        except UnicodeDecodeError as error:
-            line = data[: error.start].count(b"\n") + 1
-            self.unparsed = Unparsed(self.path, line, "not {} text".format(error.encoding))
-        except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
-            why = getattr(error, "msg", None) or str(error) or type(error).__name__
-            self.unparsed = Unparsed(self.path, getattr(error, "lineno", None) or 1, printable(why))
+    def _decode(self, data: bytes) -> str:
+        if self.is_python:
+            try:
+                encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+                return _newlines(data.decode(encoding))
+            except UnicodeDecodeError as error:
+                line = data[: error.start].count(b"\n") + 1
+                self.unparsed = Unparsed(self.path, line, "not {} text".format(error.encoding))
+            except (SyntaxError, LookupError) as error:
+                self._cannot_parse(error)
         return _newlines(data.decode("utf-8", "replace"))
+
+    def may_hold(self, pattern: Pattern) -> bool:
+        """False if the words of a pattern are nowhere in the file, which saves parsing it."""
+        if pattern.call is None:
+            return pattern.text in self.text
+        # Python reads identifiers in the normal form NFKC.
+        text = self.text if self.text.isascii() else unicodedata.normalize("NFKC", self.text)
+        return pattern.call.last_name in text
+
+    def parse(self) -> None:
+        """Tell code from the rest; `unparsed` says why that cannot be done."""
+        if not self.is_python or self.unparsed is not None:
+            return
+        try:
+            tree = parse(self.text)
+            self.spans = _spans_outside_code(self.text, tree)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
+            self._cannot_parse(error)
+            return
+        self.tree = tree
+        self.code = _blank(self.text, self.spans)
+
+    def _cannot_parse(self, error: Exception) -> None:
+        why = getattr(error, "msg", None) or str(error) or type(error).__name__
+        self.unparsed = Unparsed(self.path, getattr(error, "lineno", None) or 1, printable(why))
 
     def find(self, pattern: Pattern) -> Tuple[List[Hit], List[Note], List[Note]]:
         """Hits, undecidable calls, and hits that may be no code because the file does not parse."""
@@ -295,7 +324,7 @@ class _Source:
             if pattern.call is None:
                 lines = self._lines_with(self.text, pattern.text)
             else:
-                word = re.compile(r"\b{}\b".format(re.escape(pattern.call.name.rpartition(".")[2])))
+                word = re.compile(r"\b{}\b".format(re.escape(pattern.call.last_name)))
                 lines = sorted({self._line(match.start()) for match in word.finditer(self.text)})
             return [], [], [self._note(line, pattern, why) for line in lines]
         if pattern.call is None:
@@ -381,12 +410,12 @@ class Names:
                         self.stars.add(node.module)
                     full = "{}.{}".format(node.module, alias.name)
                     self.imported.setdefault(alias.asname or alias.name, set()).add(full)
+        assigns = [node for node in self.nodes if isinstance(node, ast.Assign)]
         for _ in range(3):  # a = torch.compile; b = a; c = b
-            for node in self.nodes:
-                if isinstance(node, ast.Assign):
-                    for target in node.targets:
-                        if isinstance(target, ast.Name):
-                            self.assigned.setdefault(target.id, set()).update(self.meanings(node.value))
+            for node in assigns:
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        self.assigned.setdefault(target.id, set()).update(self.meanings(node.value))
 
     def meanings(self, node: Optional[ast.AST]) -> Set[str]:
         """The dotted names that an expression may stand for; none where it is no plain reference."""
