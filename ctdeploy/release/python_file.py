@@ -9,7 +9,8 @@ import warnings
 
 from ctdeploy.errors import CheckError
 from ctdeploy.release.model import SyntaxProblem, Warning
-from ctdeploy.remote.payloads.markers import parse, printable
+from ctdeploy.remote.payloads.calls import parse
+from ctdeploy.remote.payloads.markers import printable
 
 UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 UTF8_BOM = b"\xef\xbb\xbf"

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctdeploy.remote.payloads import markers
+from ctdeploy.remote import payload
+from ctdeploy.remote.payloads import calls, markers
 from ctdeploy.remote.payloads.markers import Forbidden, Result, glob_match, read_pattern, search, split_glob
 
 MARKER = "cudagraphs=False"
@@ -313,16 +316,27 @@ def test_the_result_goes_through_json() -> None:
     assert set(plain) == set(Result._fields)
 
 
-def test_the_module_is_for_python_3_9_and_needs_nothing_else() -> None:
-    source = Path(markers.__file__).read_text()
-    tree = ast.parse(source, feature_version=(3, 9))
+@pytest.mark.parametrize("module", [calls, markers])
+def test_the_modules_are_for_python_3_9_and_need_nothing_else(module: ModuleType) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 9))
     assert not any(isinstance(node, ast.Match) for node in ast.walk(tree))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported <= {"__future__", "ast", "bisect", "io", "re", "tokenize", "typing", "unicodedata", "warnings"}
-    program = source + "\nprint(search({'a.py': b'x = 1 # m\\ny = m'}, ['m']).found['m'][0].line)"
-    done = subprocess.run([sys.executable, "-I", "-S", "-"], input=program, capture_output=True, text=True, check=True)
-    assert done.stdout == "2\n"
+    known = {"__future__", "ast", "bisect", "io", "re", "tokenize", "typing", "unicodedata", "warnings"}
+    assert imported - {calls.__name__} <= known
+
+
+def in_another_python(python: str, env: dict[str, str]) -> dict[str, Any]:
+    """Search CORPUS as the container does: from the text that is sent there."""
+    program = payload.library().decode()
+    program += "\nimport json\nfrom ctdeploy.remote.payloads.markers import search\n"
+    program += "files, patterns = json.loads(sys.argv[1])\n"
+    program += "result = search({k: v.encode() for k, v in files.items()}, patterns, [patterns[1]])\n"
+    program += "print(json.dumps(result._replace(unparsed=[], unsure=[]).as_dict()))"
+    argv = [python, "-I", "-S", "-", json.dumps([CORPUS, PATTERNS])]
+    done = subprocess.run(argv, input=program, env=env, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 CORPUS = {
@@ -347,24 +361,19 @@ x = f'{c("a")}' 'cudagraphs=False'
     "broken.py": "f(cudagraphs=False",
     "data.toml": "# cudagraphs=False",
 }
+PATTERNS = [MARKER, REDUCE, MARKER + "@call.py"]
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", ["", "3.9", "3.10", "3.12", "3.13", "3.14"])
 def test_other_interpreters_find_the_same(version: str) -> None:
     """The container's interpreter searches with its own tokenizer, which differs most between 3.11 and 3.12."""
-    python = shutil.which(f"python{version}")
-    env = os.environ | {"PYENV_VERSION": version}  # pyenv's shims want to be told
+    python = shutil.which(f"python{version}") if version else sys.executable
+    env = os.environ | ({"PYENV_VERSION": version} if version else {})  # pyenv's shims want to be told
     if python is None or subprocess.run([python, "-c", ""], env=env, capture_output=True, check=False).returncode:
         pytest.skip(f"no Python {version} here")
-    patterns = [MARKER, REDUCE, MARKER + "@call.py"]
-    program = Path(markers.__file__).read_text()
-    program += "\nimport json, sys\nfiles, patterns = json.loads(sys.argv[1])\n"
-    program += "result = search({k: v.encode() for k, v in files.items()}, patterns, [patterns[1]])\n"
-    program += "print(json.dumps(result._replace(unparsed=[], unsure=[]).as_dict()))"
-    argv = [python, "-I", "-S", "-", json.dumps([CORPUS, patterns])]
-    done = subprocess.run(argv, input=program, env=env, capture_output=True, text=True, check=True)
-    ours = search({path: text.encode() for path, text in CORPUS.items()}, patterns, [REDUCE])
-    assert json.loads(done.stdout) == json.loads(json.dumps(ours._replace(unparsed=[], unsure=[]).as_dict()))
+    ours = search({path: text.encode() for path, text in CORPUS.items()}, PATTERNS, [REDUCE])
+    expected = json.loads(json.dumps(ours._replace(unparsed=[], unsure=[]).as_dict()))
+    assert in_another_python(python, env) == expected
     assert [(hit.path, hit.line) for hit in ours.found[MARKER]] == [
         ("data.toml", 1),
         ("text.py", 3),
@@ -372,6 +381,8 @@ def test_other_interpreters_find_the_same(version: str) -> None:
         ("é.py", 2),
         ("é.py", 3),
     ]
+    assert [(hit.path, hit.line) for hit in ours.forbidden] == [("call.py", 3)]
+    assert [(note.path, note.line) for note in ours.undecidable] == [("call.py", 6)]
 
 
 # Statements by whether the marker @@ in them is code. Each is one or more whole lines at any indentation.
