@@ -306,6 +306,7 @@ def test_a_bundle_holds_the_asked_files_by_hash_and_is_the_same_each_time(root: 
     assert set(members(data).values()) == {MAIN.encode(), b"x = 1\n"}
     (root / "a.py").touch()
     assert bundle(release, list(reversed(hashes(release)))) == data
+    assert data[4:8] == bytes(4)  # no time stamp
     assert gzip.decompress(data)
     assert list(members(bundle(release, [release.file("a.py").sha256]))) == [release.file("a.py").sha256]
     assert members(bundle(release, [])) == {}

@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Tree, set[str]]] = {
         {"wsgiref/__init__.py", "wsgiref/own.py"},
     ),
     "a folder named like one of the standard library loses": (
-        {"train.py": "import json\nprint(json.dumps(1))", "json/dumps.py": "1/0", "json/x.json": "{}"},
+        {"train.py": "from json import dumps\nprint(dumps(1))", "json/dumps.py": "1/0", "json/x.json": "{}"},
         set(),
     ),
     "a built-in module cannot be replaced": (

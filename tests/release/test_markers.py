@@ -76,6 +76,7 @@ def test_text_outside_of_code_is_no_hit_but_is_said(code: str, where: str) -> No
         ("x = 1\n\x0c\nf(cudagraphs=False)", [3]),
         ("f'{g(cudagraphs=False)}'", [1]),
         ("'é'; f(cudagraphs=False); 'é'", [1]),
+        ("'éééééééééé';f(cudagraphs=False)", [1]),
         ("f(cudagraphs=False, # cudagraphs=False\n cudagraphs=False)", [1, 2]),
         ("", []),
     ],
