@@ -27,8 +27,10 @@ from ctdeploy.remote.payloads.markers import Forbidden
 
 def load(config: str | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Inventory:
     """Find, read and check hosts.toml. `config` is the value of `--config`. Raises ConfigError."""
-    located = locate(config, os.environ if env is None else env, cwd or Path.cwd())
-    return Inventory(read(located.path), located)
+    here = cwd or Path.cwd()
+    located = locate(config, os.environ if env is None else env, here)
+    inside = located.path.is_relative_to(here)
+    return Inventory(read(located.path, str(located.path.relative_to(here)) if inside else None), located)
 
 
 class Inventory:

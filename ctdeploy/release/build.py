@@ -28,10 +28,10 @@ def build_release(source: Source) -> Release:
     interpreter cannot compile is kept as a value: `release.syntax_errors`.
     """
     source = _absolute(source)
-    found = find(source.root, source.entry, _excludes(source))
-    paths = dict(found.files)
     included, warnings = _included(source)
-    paths |= included
+    code = [file for path, file in included.items() if path.endswith((".py", ".pyw"))]
+    found = find(source.root, source.entry, _excludes(source), code)
+    paths = found.files | included
     for path in paths:
         _check_path(path)
     entry = source.entry.relative_to(source.root).as_posix()

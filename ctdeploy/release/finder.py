@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import FrozenImporter
@@ -63,12 +64,13 @@ class _Module(NamedTuple):
     guarded: bool
 
 
-def find(root: Path, entry: Path, exclude: tuple[str, ...] = ()) -> Found:
+def find(root: Path, entry: Path, exclude: tuple[str, ...] = (), included: Iterable[Path] = ()) -> Found:
     """Find what `entry` needs below `root` (both absolute; `exclude` globs are relative to the root).
 
-    Files are read and parsed; none is run. A file that does not parse is searched line by line.
+    `included` are Python files that travel anyway; what they import comes along. Files are read and parsed, none is
+    run. A file that does not parse is searched line by line.
     """
-    return _Finder(root, entry, exclude).run()
+    return _Finder(root, entry, exclude).run(included)
 
 
 class _Finder:
@@ -86,12 +88,14 @@ class _Finder:
         self.listings: dict[Path, frozenset[str]] = {}
         self.warned: set[Warning] = set()
 
-    def run(self) -> Found:
+    def run(self, included: Iterable[Path]) -> Found:
         self.found.files[self._path(self.entry)] = self.entry
         if self.entry.is_symlink() and self.entry.resolve().parent != self.entry.parent.resolve():
             text = "is a symlink: here Python looks for modules beside its target, in the container beside the link"
             self._warn(self.entry, 0, text)
         self._reach(self.entry, "__main__", None, False)
+        for file in included:
+            self._reach_included(file)
         # Unguarded imports first, so that a module counts as guarded only if every way to it is.
         while self.queue:
             module = self.queue.popleft()
@@ -110,6 +114,14 @@ class _Finder:
             self.seen[path, package] = guarded
             module = _Module(path, name, package, guarded)
             self.queue.append(module) if guarded else self.queue.appendleft(module)
+
+    def _reach_included(self, file: Path) -> None:
+        """Nothing says by which name it is imported, if at all: its path from the entry's folder is the best guess."""
+        beside = file.is_relative_to(self.entry.parent)
+        folders = file.relative_to(self.entry.parent if beside else self.root).parts[:-1]
+        self._take(file)
+        if file != self.entry:
+            self._reach(file, ".".join((*folders, file.stem)), ".".join(folders) or None, True)
 
     def _follow(self, module: _Module) -> None:
         result = self._scan(module.path)

@@ -229,6 +229,15 @@ def test_the_built_in_file_of_a_wheel_lies_in_the_package(tmp_path: Path, monkey
     assert find.built_in() == Located(shipped, tmp_path / "site", "built in", True)
 
 
+def test_the_file_is_named_in_errors_as_the_user_would_name_it(home: Path) -> None:
+    write(home / "hosts.toml", "x = 1")
+    (home / "deep").mkdir()
+    for cwd, name in ((home, "hosts.toml"), (home / "deep", f"{home}/hosts.toml")):
+        with pytest.raises(ConfigError) as caught:
+            load(None, {}, cwd)
+        assert caught.value.message.startswith(f"{name}:1: x: unknown key")
+
+
 def test_a_file_that_cannot_be_read_is_a_config_error(home: Path) -> None:
     (home / "hosts.toml").mkdir()
     with pytest.raises(ConfigError, match="is not there"):

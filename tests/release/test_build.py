@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +195,24 @@ def test_include_and_exclude_are_relative_to_the_base(tmp_path: Path) -> None:
     assert paths("app/*", exclude=("app/conf/*.toml",)) == {"z.md", "conf/deep/y.toml"}
     assert paths("app/*", exclude=("conf",)) == {"z.md"}
     assert paths("app/*", exclude=("*.toml", "other/z.md")) == {"z.md"}
+
+
+def test_what_an_included_module_imports_comes_along(tmp_path: Path) -> None:
+    tree: dict[str, str | bytes] = {
+        "train.py": "import importlib\nprint(importlib.import_module('plug' + 'ins.one').x, 'cudagraphs=False')",
+        "plugins/__init__.py": "",
+        "plugins/one.py": "from .base import x\nimport helper",
+        "plugins/base.py": "x = 1",
+        "plugins/two.py": "import gone",
+        "helper.py": "",
+    }
+    root = lay(tmp_path / "app", tree)
+    release = build_release(source(root, include=("plugins/one.py",)))
+    assert {file.path for file in release.files} == set(tree) - {"plugins/two.py"}
+    copied = lay(tmp_path / "empty", {file.path: file.source.read_bytes() for file in release.files})
+    done = subprocess.run([sys.executable, "-E", "-S", copied / "train.py"], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 cudagraphs=False\n"
+    assert [each.guarded for each in build_release(source(root, include=("plugins",))).external] == [True]
 
 
 def test_include_never_leaves_the_root(tmp_path: Path) -> None:
