@@ -8,10 +8,10 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ctdeploy.inventory.values import DEFAULT_DEST, DEFAULT_KEEP, DEFAULT_PYTHON, DEFAULT_RUN_AS
-from ctdeploy.release.python_version import satisfies
 from ctdeploy.remote.payloads.markers import read_pattern
 
 CT_MIN, CT_MAX = 100, 999_999_999
@@ -77,7 +77,10 @@ def _regex(value: str) -> str:
 
 
 def _version(value: str) -> str:
-    satisfies((3, 11), value)
+    try:
+        SpecifierSet(_text(value))
+    except InvalidSpecifier:
+        raise ValueError("expected a version clause such as '>=3.11'") from None
     return value
 
 

@@ -22,7 +22,6 @@ from ctdeploy.release.build import build_release
 from ctdeploy.release.bundle import bundle
 from ctdeploy.release.model import Release, Source
 from ctdeploy.release.python_file import syntax_error
-from ctdeploy.release.python_version import satisfies
 from ctdeploy.remote.payloads.markers import Forbidden
 
 MARKER = "cudagraphs=False"
@@ -342,34 +341,3 @@ def test_a_file_that_changed_since_the_check_is_not_packed(root: Path) -> None:
     (root / "a.py").unlink()
     with pytest.raises(CheckError, match=r"a\.py: No such file"):
         bundle(release, hashes(release))
-
-
-# requires_python
-
-
-@pytest.mark.parametrize(
-    ("version", "spec", "expected"),
-    [
-        ((3, 11, 7), ">=3.11", True),
-        ((3, 9, 2), ">=3.11", False),
-        ((3, 13, 0), ">=3.11,<3.13", False),
-        ((3, 12, 9), ">=3.11, <3.13", True),
-        ((3, 11, 7), "==3.11.*", True),
-        ((3, 11, 7), "==3.11", False),
-        ((3, 11, 0), "==3.11", True),
-        ((3, 11, 7), "!=3.11.*", False),
-        ((3, 14, 1), "~=3.11", True),
-        ((4, 0, 0), "~=3.11", False),
-        ((3, 12, 0), "~=3.11.2", False),
-        ((3, 11, 7), ">3.11", True),
-        ((3, 11, 0), "<=3.11", True),
-    ],
-)
-def test_requires_python(version: tuple[int, ...], spec: str, expected: bool) -> None:
-    assert satisfies(version, spec) is expected
-
-
-@pytest.mark.parametrize("spec", ["", "3.11", ">=", ">=3.x", ">=3.11.*", "~=3", "^3.11"])
-def test_a_version_clause_that_cannot_be_read_is_a_value_error(spec: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|goes with|needs"):
-        satisfies((3, 11), spec)
