@@ -18,7 +18,7 @@ from pathlib import Path
 import asyncssh
 
 from ctdeploy.lab import hostroot, layout, login, seed, server
-from ctdeploy.lab.interpreters import current
+from ctdeploy.lab.interpreters import Interpreter, current, unreadable_by_others
 from ctdeploy.lab.processes import boot_id, this_process
 from ctdeploy.lab.state import Folder, Record, write_record
 from ctdeploy.lab.syscalls import (
@@ -70,7 +70,6 @@ def _boot(folder: Folder, port: int, report: int) -> None:
     listener = _listen(port)
     port = listener.getsockname()[1]
     host_key, public = _keys(folder, port)
-    folder.cache.mkdir(parents=True, exist_ok=True)
     _enter_namespaces()
     if seed.can_shift():
         seed.give_to_container(folder.cache)
@@ -83,7 +82,7 @@ def _boot(folder: Folder, port: int, report: int) -> None:
         # Not before the record is written: nobody could find a lab that is in no record.
         if os.read(go_read, 1) == b"g":
             os.close(go_read)
-            _first_process(str(folder.root), listener, host_key, report)
+            _first_process(str(folder.root), listener, host_key, interpreter, report)
         os._exit(1)
     process = this_process(first)
     write_record(folder, Record(process.pid, process.started, boot_id(), port, _version(), interpreter.venv))
@@ -141,7 +140,9 @@ def _enter_namespaces() -> None:
         raise BootError(f"this kernel does not let uid {uid} make namespaces ({error.strerror})") from error
 
 
-def _first_process(root: str, listener: socket.socket, host_key: asyncssh.SSHKey, report: int) -> None:
+def _first_process(
+    root: str, listener: socket.socket, host_key: asyncssh.SSHKey, interpreter: Interpreter, report: int
+) -> None:
     """Pid 1 of the host: makes the root its own, starts the SSH server, then reaps until the server is gone."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -166,6 +167,7 @@ def _first_process(root: str, listener: socket.socket, host_key: asyncssh.SSHKey
         os.close(ready_write)
         listener.close()
         seed.start_containers()
+        _require_readable(interpreter)
         if os.read(ready_read, 1) != b"r":
             raise BootError("the SSH server of the lab ended while starting")
         os.close(ready_read)
@@ -181,6 +183,16 @@ def _first_process(root: str, listener: socket.socket, host_key: asyncssh.SSHKey
     while os.wait()[0] != serving:
         pass
     os._exit(1)
+
+
+def _require_readable(interpreter: Interpreter) -> None:
+    """The containers' root, which is nobody on the machine, must be able to run the venv. Raises BootError."""
+    if seed.can_shift() and not seed.interpreter_works():
+        found = unreadable_by_others(interpreter)
+        if found:
+            path, top = found
+            raise BootError(f"{path} is not readable for others, so containers cannot use it", f"chmod -R o+rX {top}")
+        print("the venv does not run in container 200", file=sys.stderr)
 
 
 def _say_ready(handle: int) -> None:

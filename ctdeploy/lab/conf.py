@@ -15,11 +15,12 @@ LOCKS = (
     "backup", "create", "destroyed", "disk", "fstrim", "migrate", "mounted", "rollback", "snapshot", "snapshot-delete",
 )  # fmt: skip
 INTEGERS = {"console": None, "cores": (1, 8192), "memory": (16, None), "swap": (0, None), "tty": (0, 6),
-            "cpuunits": (0, 500000), "snaptime": (0, None)}  # fmt: skip
+            "cpuunits": (0, 500000)}  # fmt: skip
 BOOLEANS = ("console", "debug", "onboot", "protection", "template", "unprivileged")
 TEXTS = (
     "arch", "cmode", "cpulimit", "description", "digest", "entrypoint", "env", "features", "hookscript", "hostname",
-    "lock", "nameserver", "ostype", "parent", "rootfs", "searchdomain", "snapstate", "startup", "tags", "timezone",
+    "lock", "nameserver", "ostype", "parent", "rootfs", "snaptime", "searchdomain", "snapstate", "startup", "tags",
+    "timezone",
 )  # fmt: skip
 NUMBERED = {"mp": 256, "net": 32, "unused": 256, "dev": 256}
 PENDING = "pve:pending"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from ctdeploy.errors import HostError, UsageError
 from ctdeploy.lab import layout, preflight
+from ctdeploy.lab.folders import CACHE_MARK, STATE_MARK, is_ours, remove, take
 from ctdeploy.lab.state import (
     Folder,
     Record,
@@ -73,6 +73,8 @@ def ensure_up(report: Report | None = None) -> LabEndpoint:
     folder = default_folder()
     record = _running(folder)
     if record is None:
+        take(folder.path, STATE_MARK)
+        take(folder.cache, CACHE_MARK)
         with locked(folder):
             record = _running(folder) or _start(folder, report)
     return _endpoint(folder, record)
@@ -87,12 +89,12 @@ def down(*, cache: bool = False) -> bool:
     """End the lab and remove everything of it but the cache folder; with `cache` that as well. True if one was up."""
     folder = default_folder()
     was_up = False
-    if folder.path.exists():
+    if is_ours(folder.path, STATE_MARK):
         with locked(folder):
             was_up = _end(folder)
-            _wipe(folder)
-    if cache and folder.cache.exists():
-        shutil.rmtree(folder.cache)
+            remove(folder.path, STATE_MARK)
+    if cache and is_ours(folder.cache, CACHE_MARK):
+        remove(folder.cache, CACHE_MARK)
     return was_up
 
 
@@ -198,7 +200,6 @@ def _start(folder: Folder, report: Report | None) -> Record:
         report("starting the lab, a stand-in for a Proxmox host on this machine (`ctdeploy lab down` removes it)")
     # One that was being started when its starter died: it is in the record but was never ready.
     _end(folder)
-    folder.path.chmod(0o700)
     read, write = os.pipe()
     argv = [
         sys.executable,
@@ -209,7 +210,7 @@ def _start(folder: Folder, report: Report | None) -> Record:
         str(_port(folder)),
         str(write),
     ]
-    with folder.log.open("ab") as log:
+    with folder.log.open("wb") as log:
         subprocess.Popen(
             argv,
             env=_environment(),
@@ -277,22 +278,3 @@ def _end(folder: Folder) -> bool:
         raise HostError(f"the lab's first process {record.pid} does not end", next=f"ps -o stat,wchan -p {record.pid}")
     remove_record(folder)
     return True
-
-
-def _wipe(folder: Folder) -> None:
-    """Remove the state folder. Never through a mount: there is none of ours outside the lab's own namespace."""
-    with open("/proc/self/mountinfo") as file:
-        inside = [line.split()[4] for line in file if line.split()[4].startswith(f"{folder.path}/")]
-    if inside:
-        raise HostError(f"something is mounted in the lab's folder: {inside[0]}", next=f"umount {inside[0]}")
-
-    def open_up(function: Callable[..., Any], path: str, _: Any) -> None:
-        # A folder without rights for its owner, as a test in a container may have left one.
-        os.chmod(os.path.dirname(path), 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-            shutil.rmtree(path)
-        else:
-            function(path)
-
-    shutil.rmtree(folder.path, onerror=open_up)

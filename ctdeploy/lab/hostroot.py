@@ -5,6 +5,7 @@ Everything happens inside the lab's own mount namespace. On the machine only the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -40,11 +41,13 @@ def build(root: str, interpreter: Interpreter, package: str, cache: str, public_
     os.mkdir(f"{root}/run/pve", 0o755)
     tree.usr(root, "/usr")
     tree.bind_into(root, "/usr", layout.PRISTINE_USR)
-    tree.bind_into(root, "/sys", "sys")
+    with contextlib.suppress(OSError):
+        # A machine that is itself a container may not show its /sys; little here needs it.
+        tree.bind_into(root, "/sys", "sys")
     tree.dev(root)
     _interpreter(root, interpreter, package)
     tree.bind_into(root, cache, layout.CACHE, readonly=False)
-    _programs(root)
+    _programs(root, _public_python(interpreter))
     _node(root, public_key)
 
 
@@ -59,7 +62,7 @@ def _interpreter(root: str, interpreter: Interpreter, package: str) -> None:
     for number, source in enumerate(interpreter.bases.values()):
         tree.bind_into(root, source, f"{layout.BASES}/{number}")
     targets = {f"{layout.BASES}/{number}": target for number, target in enumerate(interpreter.bases)}
-    tree.write(f"{root}{layout.RUN}/interpreter.json", json.dumps(targets))
+    tree.write(f"{root}{layout.INTERPRETER}", json.dumps(targets))
     tree.bind_into(root, package, f"{layout.CODE}/ctdeploy")
     own = {interpreter.venv: interpreter.venv, **interpreter.bases}
     parent = os.path.dirname(package)
@@ -69,7 +72,16 @@ def _interpreter(root: str, interpreter: Interpreter, package: str) -> None:
         tree.bind_into(root, source, target)
 
 
-def _programs(root: str) -> None:
+def _public_python(interpreter: Interpreter) -> str:
+    """The base interpreter by a path that every user of the host may walk, unlike one below root's home."""
+    python = base_python()
+    for number, source in enumerate(interpreter.bases.values()):
+        if python.startswith(f"{source}/"):
+            return f"{layout.BASES}/{number}{python.removeprefix(source)}"
+    return python
+
+
+def _programs(root: str, python: str) -> None:
     """Put `pct` at /usr/sbin/pct: a tmpfs there, whose other names lead to the machine's own programs."""
     folder = os.path.realpath("/usr/sbin")
     mount("tmpfs", root + folder, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
@@ -78,7 +90,7 @@ def _programs(root: str) -> None:
         if name != "pct":
             os.symlink(f"{inside}/{name}", f"{root}{folder}/{name}")
     for path, module in ((f"{folder}/pct", "ctdeploy.lab.pct.main"), (layout.ADMIN, "ctdeploy.lab.admin")):
-        script = PROGRAM.format(python=base_python(), code=layout.CODE, pycache=layout.PYCACHE, module=module)
+        script = PROGRAM.format(python=python, code=layout.CODE, pycache=layout.PYCACHE, module=module)
         tree.write(root + path, script, 0o755)
     os.makedirs(f"{root}{layout.PYCACHE}", exist_ok=True)
 

@@ -8,8 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-VENV_IN_CONTAINER = "/opt/venv"
-
 
 @dataclass(frozen=True)
 class Interpreter:
@@ -58,24 +56,23 @@ def _bases(venv: Path) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def unreadable_by_others(interpreter: Interpreter, limit: int = 4000) -> str | None:
-    """The first path of the interpreter that a container's shifted root could not read, looking at `limit` entries.
+def unreadable_by_others(interpreter: Interpreter, limit: int = 20_000) -> tuple[str, str] | None:
+    """The first path that a container's shifted root could not read, and the venv or base folder that it lies in.
 
-    Only the tops are walked and the python itself: a venv holds tens of thousands of files, and what an installer makes
-    is of one kind. The folders above do not matter, as each of these folders is mounted by itself.
+    Looks at about `limit` entries of each, the top ones first. What is above these folders does not matter, as each is
+    mounted by itself.
     """
-    left = limit
     for top in (interpreter.venv, *interpreter.bases.values()):
+        left = limit
         for folder, folders, files in os.walk(top):
             folders.sort(key=lambda name: name not in ("bin", "lib"))
             if os.stat(folder).st_mode & 0o005 != 0o005:
-                return folder
+                return folder, top
             for name in files:
                 path = os.path.join(folder, name)
                 if not os.path.islink(path) and not os.stat(path).st_mode & 0o004:
-                    return path
+                    return path, top
             left -= len(files) + 1
             if left < 0:
                 break
-        left = limit
     return None

@@ -9,11 +9,13 @@ RUN = "/run/ctdeploy-lab"
 PRISTINE_USR = f"{RUN}/usr"  # the machine's /usr, without our pct in it: what containers get
 VENV = f"{RUN}/venv"
 BASES = f"{RUN}/base"  # BASES/N: the N-th folder that the venv's python needs
+INTERPRETER = f"{RUN}/interpreter.json"  # which folder is to be mounted where for the venv's python
 CODE = f"{RUN}/code"  # CODE/ctdeploy: this package
 ADMIN = f"{RUN}/admin"  # the lab's own program, behind `ctdeploy lab ct`
 PYCACHE = "/var/cache/ctdeploy-lab/pycache"
 
 CACHE = "/var/lib/ctdeploy-cache"  # the user's cache folder, which survives the lab
+VENV_IN_CONTAINER = "/opt/venv"
 CACHE_IN_CONTAINER = "/var/cache/ctdeploy"
 
 # Files of the machine's /etc that its /usr refers to.
@@ -24,6 +26,7 @@ SHARED_ETC = (
     "ld.so.conf.d",
     "localtime",
     "perl",
+    "resolv.conf",
     "ssl/certs",
     "ssl/openssl.cnf",
 )

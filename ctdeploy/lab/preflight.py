@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -69,6 +68,8 @@ def require_lab() -> None:
 
 def _namespaces() -> Lack | None:
     """Try it in a child: reading settings alone does not tell what seccomp or a security module says."""
+    import ctypes
+
     child = os.fork()
     if child == 0:
         libc = ctypes.CDLL(None)

@@ -9,11 +9,19 @@ from pathlib import Path
 from ctdeploy.lab import conf, layout
 from ctdeploy.lab.containers import ids, store
 from ctdeploy.lab.containers.ids import can_shift
+from ctdeploy.lab.containers.namespaces import NamespaceContainers
+from ctdeploy.lab.layout import VENV_IN_CONTAINER
 
 SEEDED = "/var/lib/ctdeploy-lab/seeded"
 FIRST = 200
+# Opens the first file of every installed package: what an installer made unreadable for others shows here.
+PROBE = """
+import glob, sysconfig
+for path in glob.glob(sysconfig.get_paths()["purelib"] + "/*/__init__.py"):
+    open(path, "rb").close()
+"""
 
-__all__ = ["can_shift", "first_boot", "give_to_container", "start_containers"]
+__all__ = ["can_shift", "first_boot", "give_to_container", "interpreter_works", "start_containers"]
 
 
 def give_to_container(cache: Path) -> None:
@@ -46,6 +54,14 @@ def default_settings(hostname: str) -> dict[str, str]:
     if can_shift():
         settings["unprivileged"] = "1"
     return settings
+
+
+def interpreter_works() -> bool:
+    """Whether container 200, if it runs, can run the venv's python and open what is installed there."""
+    if NamespaceContainers().init(FIRST) is None:
+        return True
+    words = ["/usr/sbin/pct", "exec", str(FIRST), "--", f"{VENV_IN_CONTAINER}/bin/python", "-I", "-c", PROBE]
+    return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def start_containers() -> None:

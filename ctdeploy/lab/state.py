@@ -12,6 +12,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_state_path
 
+from ctdeploy.lab.folders import LOCK, STATE_MARK, take
 from ctdeploy.lab.processes import Process, boot_id
 
 
@@ -24,7 +25,7 @@ class Folder:
 
     @property
     def lock(self) -> Path:
-        return self.path / "lock"
+        return self.path / LOCK
 
     @property
     def record(self) -> Path:
@@ -115,7 +116,7 @@ def locked(folder: Folder) -> Iterator[None]:
     stands there now.
     """
     while True:
-        folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        take(folder.path, STATE_MARK)
         try:
             handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:

@@ -13,7 +13,7 @@ from ctdeploy.lab.host import LabEndpoint
 
 @contextmanager
 def start_lab(path: Path, *, cache: Path | None = None) -> Iterator[LabEndpoint]:
-    """Bring up a lab in `path` and end it afterwards. Child processes find it by the environment, which is set meanwhile.
+    """Bring up a lab in `path`, end it afterwards. Child processes find it by the environment, which is set meanwhile.
 
     `cache` is a folder to share with other labs; by default it is `path`/cache and goes with the test.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 
 from ctdeploy.lab import layout, tree
 from ctdeploy.lab.containers import ids
@@ -78,20 +77,28 @@ class NamespaceContainers:
         process = self.init(vmid)
         if process:
             process.kill(signal.SIGKILL, wait=START_LIMIT_S)
-        self._wait_for_monitor(vmid)
+            _forget(vmid, process)
 
     def shut_down(self, vmid: int, timeout: float) -> bool:
         process = self.init(vmid)
-        if process and not process.kill(signal.SIGPWR, wait=timeout):
-            return False
-        self._wait_for_monitor(vmid)
+        if process:
+            if not process.kill(signal.SIGPWR, wait=timeout):
+                return False
+            _forget(vmid, process)
         return True
 
-    def _wait_for_monitor(self, vmid: int) -> None:
-        """The monitor takes the file away when it has seen the end."""
-        deadline = time.monotonic() + 5
-        while os.path.exists(f"{RUN}/{vmid}") and time.monotonic() < deadline:
-            time.sleep(0.002)
+
+def _forget(vmid: int, process: Process) -> None:
+    """Take away the file of a container that ended; another start may have put its own there by now."""
+    with contextlib.suppress(FileNotFoundError):
+        with open(f"{RUN}/{vmid}") as file:
+            mine = file.read() == _line(process)
+        if mine:
+            os.unlink(f"{RUN}/{vmid}")
+
+
+def _line(process: Process) -> str:
+    return f"{process.pid} {process.started}\n"
 
 
 def _monitor(spec: Spec, report: int) -> None:
@@ -103,7 +110,7 @@ def _monitor(spec: Spec, report: int) -> None:
         for number in (0, 1, 2):
             os.dup2(null, number)
         for handle in os.listdir("/proc/self/fd"):
-            if int(handle) > 2 and int(handle) not in (report,):
+            if int(handle) > 2 and int(handle) != report:
                 with contextlib.suppress(OSError):
                     os.close(int(handle))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -114,7 +121,7 @@ def _monitor(spec: Spec, report: int) -> None:
         process = this_process(first)
         path = f"{RUN}/{spec.vmid}"
         with open(f"{path}.part", "w") as file:
-            file.write(f"{process.pid} {process.started}\n")
+            file.write(_line(process))
         os.rename(f"{path}.part", path)
         os.write(report, b"ok")
         os.close(report)
@@ -124,12 +131,7 @@ def _monitor(spec: Spec, report: int) -> None:
                     break
             except ChildProcessError:
                 break
-        # Another start may have put its own file there by now.
-        with contextlib.suppress(FileNotFoundError):
-            with open(path) as file:
-                mine = file.read() == f"{process.pid} {process.started}\n"
-            if mine:
-                os.unlink(path)
+        _forget(spec.vmid, process)
     except StartFailed as error:
         os.write(report, "\n".join(error.lines).encode())
     except BaseException as error:
@@ -200,7 +202,8 @@ def _init(spec: Spec, report: int) -> None:
         bind(root, root)
         tree.usr(root, layout.PRISTINE_USR)
         mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-        tree.bind_into(root, "/sys", "sys")
+        with contextlib.suppress(OSError):
+            tree.bind_into(root, "/sys", "sys")
         tree.dev(root)
         mount("tmpfs", f"{root}/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
         os.mkdir(f"{root}/run/lock", 0o1777)

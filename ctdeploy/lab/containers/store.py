@@ -11,6 +11,7 @@ from ctdeploy.lab import layout, tree
 from ctdeploy.lab.conf import Conf, properties
 from ctdeploy.lab.containers import ids
 from ctdeploy.lab.containers.base import Mount, Spec
+from ctdeploy.lab.layout import VENV_IN_CONTAINER
 
 IMAGES = "/var/lib/vz/images"
 INIT = "/init"
@@ -135,9 +136,9 @@ def remove(vmid: int) -> None:
 
 def interpreter_lines() -> list[str]:
     """The lxc.mount.entry lines that put the machine's venv and its base interpreter into a container."""
-    with open(f"{layout.RUN}/interpreter.json") as file:
+    with open(layout.INTERPRETER) as file:
         targets: dict[str, str] = json.load(file)
-    entries = {layout.VENV: "/opt/venv", **targets}
+    entries = {layout.VENV: VENV_IN_CONTAINER, **targets}
     lines = []
     for source, target in entries.items():
         inside = target.lstrip("/").replace(" ", "\\040")

@@ -93,8 +93,11 @@ def narrow(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
 
 
+LONGEST = 4084  # with the log's "TASK ERROR: " a line of 4096 bytes
+
+
 def cut(text: str) -> str:
     """A task's error line: UTF-8, cut to as many bytes as the line has characters (recorded: one byte at the end is
-    lost per extra byte). The line's own end is lost first and put back."""
+    lost per extra byte). The line's own end is lost first and put back. Very long lines are cut as well."""
     line = (text + "\n").encode("utf-8", "surrogateescape")
-    return line[: len(text) + 1].decode("utf-8", "surrogateescape").rstrip("\n")
+    return line[: min(len(text) + 1, LONGEST)].decode("utf-8", "surrogateescape").rstrip("\n")
