@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 from ctdeploy.inventory.values import App, Container
 
 SCHEMA = 1
-QUIET_STEP_S = 5.0
+WIDE = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,12 @@ class Environment:
         """The app that `--app` or a path names, or the default. Raises UsageError."""
         if path is not None:
             return self.inventory.app_for_path(path, self.cwd, name)
-        return self.inventory.app(name)
+        inventory = self.inventory
+        if name is not None and name not in inventory.apps:
+            from ctdeploy.ops.adhoc import pushed_from_here
+
+            return pushed_from_here(name) or inventory.app(name)
+        return inventory.app(name)
 
     def step(self, text: str) -> None:
         """A phase begins: a moving line on a terminal, a plain one elsewhere."""
@@ -188,7 +193,9 @@ class Environment:
         from rich.console import Console
 
         off = self.options.no_color or bool(os.environ.get("NO_COLOR"))
-        return Console(file=stream, no_color=off, highlight=False, soft_wrap=True, emoji=False)
+        # Off a terminal rich assumes 80 columns, and a table would lose its last ones.
+        width = None if stream.isatty() else WIDE
+        return Console(file=stream, no_color=off, highlight=False, soft_wrap=True, emoji=False, width=width)
 
     def _line(self, console: Console, text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, soft_wrap=True)

@@ -25,7 +25,9 @@ def push(
     path: Annotated[str | None, typer.Argument(metavar="[PATH]", help="Script to push; default: the app's.")] = None,
     ct: CtOption = None,
     app: AppOption = None,
-    marker: Annotated[list[str] | None, typer.Option("--marker", help="Must stand in the code (text, text@GLOB, call:f(k=v)).")] = None,
+    marker: Annotated[
+        list[str] | None, typer.Option("--marker", help="Must stand in the code (text, text@GLOB, call:f(k=v)).")
+    ] = None,
     forbid: Annotated[list[str] | None, typer.Option("--forbid", help="Must not stand in the code.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would travel and every remote command.")
@@ -77,7 +79,13 @@ def _render(env: Environment, result: PushResult) -> None:
             f"{where}: release {result.release} {state}, {result.files} files verified by Python {result.python}"
             f" in {result.seconds:.1f} s"
         )
-    env.hint("next: ctdeploy run" if result.activated else f"active is still {result.before or 'none'}")
+    if not result.activated:
+        env.hint(f"active is still {result.before or 'none'}")
+        return
+    # What `ctdeploy run` alone would mean may be another app or container.
+    app = "" if result.app == env.inventory.defaults.app else f" --app {result.app}"
+    ct = "" if result.container == env.inventory.container(None).label else f" --ct {result.container}"
+    env.hint(f"next: ctdeploy run{app}{ct}")
 
 
 def _dry_run(env: Environment, container: Container, what: App, options: PushOptions) -> None:

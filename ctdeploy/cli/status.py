@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,6 +35,8 @@ def status(
 def _render(env: Environment, result: StatusResult) -> None:
     from rich.table import Table
 
+    from ctdeploy.ops.states import short
+
     active = "no release is active"
     if result.release and result.pushed_at:
         active = f"release {result.release}, pushed {ago(result.now - result.pushed_at)} ago"
@@ -53,7 +55,7 @@ def _render(env: Environment, result: StatusResult) -> None:
         ended = each.get("ended") or result.now
         table.add_row(
             each["run"],
-            _state(each),
+            short(each),
             each.get("release", "?"),
             at(started) if started else "-",
             ago(ended - started) if started else "-",
@@ -61,11 +63,3 @@ def _render(env: Environment, result: StatusResult) -> None:
             f"{metrics['loss']:.4f}" if isinstance(metrics.get("loss"), float) else "-",
         )
     env.out.print(table)
-
-
-def _state(run: dict[str, Any]) -> str:
-    from ctdeploy.ops.states import describe_end
-
-    if run["state"] in ("done", "failed", "stopped", "lost"):
-        return describe_end(run)
-    return str(run["state"]) if run.get("supervised", True) else f"{run['state']}, its supervisor is gone"

@@ -142,9 +142,10 @@ def push(container: Container, app: App, options: PushOptions, reporter: Reporte
         raise
     journal.record(
         container.address,
-        app=app.name,
         digest=release.digest,
         release=result.release,
+        entry=str(app.entry),
+        root=str(app.root),
         hashes=[file.sha256 for file in release.files],
         python=result.python,
     )

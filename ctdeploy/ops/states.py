@@ -5,6 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 
+def short(run: dict[str, Any]) -> str:
+    """A run's state for a table."""
+    state = str(run["state"])
+    if state in ("running", "starting", "stopping"):
+        return state if run.get("supervised", True) else f"{state}, its supervisor is gone"
+    if "signal" in run:
+        cause = "out of memory" if run.get("oom_kill") else "cause unknown"
+        return f"{state} ({run['signal']}, {cause})" if run["signal"] == "SIGKILL" else f"{state} ({run['signal']})"
+    return f"{state} (exit code {run['exit_code']})" if run.get("exit_code") else state
+
+
 def describe_end(run: dict[str, Any]) -> str:
     """How a run ended, claiming only what there is evidence for."""
     if run.get("reason"):

@@ -46,10 +46,6 @@ class Pct:
                 raise ValueError("pct destroys arguments that are not ASCII; send them on standard input")
         return self.argv("exec", str(ct), "--", *CLEAN_ENVIRONMENT, *command)
 
-    def push(self, ct: int, source: str, target: str) -> tuple[str, ...]:
-        """Copy a host file into a running container, readable for its root only."""
-        return self.argv("push", str(ct), source, target, "--perms", "0600")
-
     def start(self, ct: int) -> tuple[str, ...]:
         """Start a container. Returns before the guest's init is ready."""
         return self.argv("start", str(ct))

@@ -33,7 +33,7 @@ class Pushed:
 
 def staging_argv(place: Place, staging: layout.Staging, nonce: str) -> tuple[str, ...]:
     """The remote command of a staging: its folder, and the `pct push` that it will run."""
-    return shell.stage_argv(staging.folder, nonce, place.pct.push(place.ct, staging.bundle, staging.incoming))
+    return shell.stage_argv(staging.folder, nonce, place.ct, staging.incoming, place.pct.argv())
 
 
 class Stager:

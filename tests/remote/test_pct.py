@@ -21,11 +21,6 @@ CLEAN = ("/usr/bin/env", "-i", f"PATH={pct.PATH}", "HOME=/root", "LC_ALL=C.UTF-8
             lambda p: p.exec(200, ["/bin/echo", "a b", "", "$HOME", "--x"]),
             ("/usr/sbin/pct", "exec", "200", "--", *CLEAN, "/bin/echo", "a b", "", "$HOME", "--x"),
         ),
-        (
-            "sudo",
-            lambda p: p.push(101, "/var/tmp/x/bundle", "/var/tmp/y"),
-            ("sudo", "-n", "--", "/usr/sbin/pct", "push", "101", "/var/tmp/x/bundle", "/var/tmp/y", "--perms", "0600"),
-        ),
     ],
 )
 def test_argv(become, call, argv):

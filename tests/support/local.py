@@ -34,7 +34,7 @@ class LocalProcess:
         try:
             while view:
                 view = view[self.popen.stdin.write(view) :]
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: closed by us
             raise NetworkError("the pipe is closed") from error
 
     def close_stdin(self) -> None:

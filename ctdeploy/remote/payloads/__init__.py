@@ -6,10 +6,7 @@ import each other by the same names there as here.
 
 # Reads "<length>\n<source>" from descriptor 0 without reading ahead, so that what follows belongs to the source.
 BOOT = (
-    "import os\n"
-    "f=os.fdopen(0,'rb',0,closefd=False)\n"
-    "n=int(f.readline() or os._exit(0))\n"
-    "s=b''\n"
-    "while len(s)<n:s+=f.read(n-len(s)) or os._exit(0)\n"
-    "exec(s)"
+    "import os;f=os.fdopen(0,'rb',0,closefd=False);n=int(f.readline() or os._exit(0));s=b'';"
+    "g=lambda:globals().update(s=s+(f.read(n-len(s)) or os._exit(0)));"
+    "[g() for _ in iter(lambda:len(s)<n,False)];exec(s)"
 )

@@ -22,6 +22,7 @@ from ctdeploy.remote.payloads.releases import Releases
 from ctdeploy.remote.payloads.runs import Runs
 from ctdeploy.remote.payloads.wire import EndOfInput, Silence, Wire
 
+STALE_S = 3600.0
 INCOMING = "/var/tmp/.ctdeploy-in-"  # noqa: S108  (layout.INCOMING; this side only sweeps what matches)
 
 
@@ -60,9 +61,11 @@ class Session:
         if incoming:
             self.temporary.append(incoming)
         self.releases.sweep()
-        for stale in glob.glob(f"{INCOMING}{self.app}-*"):
-            if stale != incoming:
-                _remove(stale)
+        # Others push while they wait for this lock, so only what is old is stale.
+        for path in glob.glob(f"{INCOMING}{self.app}-*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - os.stat(path).st_mtime > STALE_S:
+                    _remove(path)
         return {"active": self.releases.active()}
 
     def do_unlock(self) -> dict[str, Any]:

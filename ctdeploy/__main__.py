@@ -1,0 +1,5 @@
+"""`python -m ctdeploy`."""
+
+from ctdeploy.cli.main import main
+
+main()
