@@ -121,13 +121,15 @@ class SSHTransport:
         name = known_hosts.lookup_name(hop.known_as or hop.address, 22 if hop.known_as else hop.port)
         login.prefer_stored_types(transport, [key for key in keys if key.speaks_of(name)])
         try:
+            # start_client returns without an error when its time is over; the key is there only after the exchange.
             transport.start_client(timeout=limit)
+            key = transport.get_remote_server_key()
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise NetworkError(
                 f"{host} at {hop.address}:{hop.port} does not speak SSH with us: {error or 'connection closed'}",
                 next=f"ssh -v -p {hop.port} {hop.user}@{hop.address}",
             ) from error
-        login.check_host_key(transport.get_remote_server_key(), keys, name, host, hop)
+        login.check_host_key(key, keys, name, host, hop)
         transport.set_keepalive(KEEPALIVE_S)
         login.authenticate(transport, hop, host)
 

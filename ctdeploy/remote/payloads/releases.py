@@ -216,6 +216,8 @@ def search_markers(path: str, manifest: dict[str, Any], wanted: list[str], forbi
     """What markers.search finds in the release's files, as plain values."""
     files = {}
     for entry in manifest["files"]:
+        if entry["size"] > markers.SEARCH_LIMIT:
+            continue
         with open(os.path.join(path, entry["path"]), "rb") as file:
             files[entry["path"]] = file.read()
     return markers.search(files, wanted, forbidden, python=[manifest["entry"]]).as_dict()
