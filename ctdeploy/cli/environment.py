@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ctdeploy.inventory.inventory import Inventory
-from ctdeploy.inventory.values import App, Container
+    from ctdeploy.inventory.values import App, Container
 
 SCHEMA = 1
 WIDE = 200

@@ -26,7 +26,9 @@ def verify(
     ] = None,
     ct: CtOption = None,
     app: AppOption = None,
-    marker: Annotated[list[str] | None, typer.Option("--marker", help="Instead of the app's (text, text@GLOB, call:f(k=v)).")] = None,
+    marker: Annotated[
+        list[str] | None, typer.Option("--marker", help="Instead of the app's (text, text@GLOB, call:f(k=v)).")
+    ] = None,
     forbid: Annotated[list[str] | None, typer.Option("--forbid", help="Beside the app's.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 7.")] = False,
 ) -> None:

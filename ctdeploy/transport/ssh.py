@@ -16,11 +16,8 @@ import paramiko
 from ctdeploy.errors import NetworkError
 from ctdeploy.transport import known_hosts, login
 from ctdeploy.transport.base import Endpoint, Output
+from ctdeploy.transport.keepalive import DEAD_AFTER_S, Keepalive
 from ctdeploy.transport.ssh_config import Login, resolve
-
-KEEPALIVE_S = 10
-# Unacknowledged data, keepalives included, closes a dead connection after so long; paramiko itself would wait for ever.
-DEAD_AFTER_S = 20
 
 # Its own log prints tracebacks of errors that we report as one sentence.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -33,6 +30,7 @@ class SSHTransport:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._chain: list[paramiko.Transport] = []
+        self._keepalives: list[Keepalive] = []
 
     def connect(self) -> None:
         """Dial, check the host key, log in; once for every jump host before. Raises NetworkError."""
@@ -83,6 +81,9 @@ class SSHTransport:
 
     def close(self) -> None:
         """Hang up, outermost connection last."""
+        for keepalive in self._keepalives:
+            keepalive.stop()
+        self._keepalives.clear()
         for transport in reversed(self._chain):
             with contextlib.suppress(Exception):
                 transport.close()
@@ -110,8 +111,6 @@ class SSHTransport:
             ) from error
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
         return sock
 
     def _log_in(self, transport: paramiko.Transport, hop: Login) -> None:
@@ -130,7 +129,7 @@ class SSHTransport:
                 next=f"ssh -v -p {hop.port} {hop.user}@{hop.address}",
             ) from error
         login.check_host_key(key, keys, name, host, hop)
-        transport.set_keepalive(KEEPALIVE_S)
+        self._keepalives.append(Keepalive(transport))
         login.authenticate(transport, hop, host)
 
     def _sftp(self) -> paramiko.SFTPClient:
