@@ -66,7 +66,11 @@ def do_add(vmid: int, hostname: str, like: int | None, start: bool) -> None:
 def do_set(vmid: int, key: str, value: str) -> None:
     if not os.path.exists(conf.path(vmid)):
         raise Refused(f"there is no container {vmid}")
+    if "\n" in value or "\r" in value:
+        raise Refused("a value is one line")
     problem = conf.check(key, value) if value else None
+    if key == "hostname":
+        problem = conf.check_hostname(value)
     if problem or not conf.known(key):
         raise Refused(f"{key}: {problem or 'unknown setting'}")
     conf.replace_values(vmid, {key: value or None})

@@ -7,6 +7,7 @@ process is gone the kernel ends everything else in it and drops every mount.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 import asyncssh
 
 from ctdeploy.lab import hostroot, layout, login, seed, server
+from ctdeploy.lab.containers.attach import drop_capabilities
 from ctdeploy.lab.interpreters import Interpreter, current, unreadable_by_others
 from ctdeploy.lab.processes import boot_id, this_process
 from ctdeploy.lab.state import Folder, Record, write_record
@@ -153,6 +155,11 @@ def _first_process(
             raise BootError(f"/proc of this machine is masked, so none can be mounted ({error.strerror})") from error
         pivot_into(root)
         sethostname(layout.NODE)
+        drop_capabilities()
+        if os.geteuid() == 0:
+            with contextlib.suppress(PermissionError):
+                # Refused in an ordinary user's namespace, where the groups he came with stay.
+                os.setgroups([])
         os.environ.clear()
         os.environ.update(PATH=login.PATH, HOME="/root", LANG="C.UTF-8")
         seed.first_boot()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ctdeploy.lab.containers.attach import Namespaces
+from ctdeploy.lab.containers.attach import Namespaces, drop_capabilities
 from ctdeploy.lab.login import base_environment, root_shell
 
 
@@ -23,6 +23,7 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         try:
+            drop_capabilities()
             namespaces.enter()
             os.chdir("/root")
             os.umask(0o022)

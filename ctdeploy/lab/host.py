@@ -193,6 +193,12 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def _boot_environment() -> dict[str, str]:
+    """As little as possible: what the lab's first process was started with can be read in the lab, secrets included."""
+    kept = ("HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "PYTHONPATH")
+    return {key: value for key, value in _environment().items() if key in kept}
+
+
 def _start(folder: Folder, report: Report | None) -> Record:
     """Start the lab; the lock is held. Raises HostError."""
     preflight.require_lab()
@@ -213,7 +219,7 @@ def _start(folder: Folder, report: Report | None) -> Record:
     with folder.log.open("wb") as log:
         subprocess.Popen(
             argv,
-            env=_environment(),
+            env=_boot_environment(),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 
 from ctdeploy.lab import layout, tree
 from ctdeploy.lab.interpreters import Interpreter, base_python
@@ -65,9 +66,16 @@ def _interpreter(root: str, interpreter: Interpreter, package: str) -> None:
     tree.write(f"{root}{layout.INTERPRETER}", json.dumps(targets))
     tree.bind_into(root, package, f"{layout.CODE}/ctdeploy")
     own = {interpreter.venv: interpreter.venv, **interpreter.bases}
-    parent = os.path.dirname(package)
-    if not any(parent == path or parent.startswith(f"{path}/") for path in own):
-        own[package] = package
+    for path in (package, *sys.path):
+        inside = any(path == other or path.startswith(f"{other}/") for other in ("/usr", *own))
+        # A folder that the lab's own root lies in would be mounted into itself.
+        if (
+            path.startswith("/")
+            and os.path.exists(path)
+            and not inside
+            and not f"{root}/".startswith(f"{path.rstrip('/')}/")
+        ):
+            own[path] = path
     for target, source in own.items():
         tree.bind_into(root, source, target)
 
