@@ -1,8 +1,8 @@
-"""The lab's first processes. Run as `python -m ctdeploy.lab.boot STATE CACHE PORT FD`, detached, by ctdeploy.lab.host.
+"""The lab's first processes: `python -m ctdeploy.lab.boot STATE CACHE PORT REPORT LOCK`, started by ctdeploy.lab.host.
 
 The keeper (this program) makes keys, socket, namespaces and the host's root, starts the first process of the host in
-them, writes down who that is, tells over FD how it went, and ends. What remains is one pid namespace: when its first
-process is gone the kernel ends everything else in it and drops every mount.
+them, writes down who that is, and ends. REPORT is told how it went, and LOCK is held until then. What remains is one
+pid namespace: when its first process is gone the kernel ends everything else in it and drops every mount.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class BootError(Exception):
 
 
 def main() -> None:
-    state, cache, port, handle = sys.argv[1:5]
-    report = int(handle)
-    os.set_inheritable(report, False)
+    state, cache, port = sys.argv[1:4]
+    report, lock = int(sys.argv[4]), int(sys.argv[5])
+    for handle in (report, lock):
+        os.set_inheritable(handle, False)
     os.umask(0o022)
     try:
-        _boot(Folder(Path(state), Path(cache)), int(port), report)
+        _boot(Folder(Path(state), Path(cache)), int(port), report, lock)
     except BootError as error:
         _report(report, {"error": str(error), "next": error.next})
         sys.exit(1)
@@ -66,7 +67,7 @@ def _report(handle: int, message: dict[str, object]) -> None:
     os.write(handle, json.dumps(message).encode())
 
 
-def _boot(folder: Folder, port: int, report: int) -> None:
+def _boot(folder: Folder, port: int, report: int, lock: int) -> None:
     interpreter = current(folder.spare_venv)
     package = str(Path(__file__).resolve().parent.parent)
     listener = _listen(port)
@@ -84,7 +85,7 @@ def _boot(folder: Folder, port: int, report: int) -> None:
         # Not before the record is written: nobody could find a lab that is in no record.
         if os.read(go_read, 1) == b"g":
             os.close(go_read)
-            _first_process(str(folder.root), listener, host_key, interpreter, report)
+            _first_process(str(folder.root), listener, host_key, interpreter, report, lock)
         os._exit(1)
     process = this_process(first)
     write_record(folder, Record(process.pid, process.started, boot_id(), port, _version(), interpreter.venv))
@@ -143,7 +144,7 @@ def _enter_namespaces() -> None:
 
 
 def _first_process(
-    root: str, listener: socket.socket, host_key: asyncssh.SSHKey, interpreter: Interpreter, report: int
+    root: str, listener: socket.socket, host_key: asyncssh.SSHKey, interpreter: Interpreter, report: int, lock: int
 ) -> None:
     """Pid 1 of the host: makes the root its own, starts the SSH server, then reaps until the server is gone."""
     try:
@@ -168,7 +169,8 @@ def _first_process(
         if serving == 0:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            os.close(report)
+            for handle in (report, lock):
+                os.close(handle)
             server.serve(listener, host_key, lambda: _say_ready(ready_write))
             os._exit(1)
         os.close(ready_write)
@@ -178,8 +180,13 @@ def _first_process(
         if os.read(ready_read, 1) != b"r":
             raise BootError("the SSH server of the lab ended while starting")
         os.close(ready_read)
+        # Before the report: whoever waits for it holds the lock as well and goes on with it.
+        os.close(lock)
         _report(report, {"ok": True})
         os.close(report)
+    except BrokenPipeError:
+        # Nobody waits any more: a lab that is not marked as ready would only be ended by the next one.
+        os._exit(1)
     except BootError as error:
         _report(report, {"error": str(error), "next": error.next})
         os._exit(1)

@@ -75,8 +75,8 @@ def ensure_up(report: Report | None = None) -> LabEndpoint:
     if record is None:
         take(folder.path, STATE_MARK)
         take(folder.cache, CACHE_MARK)
-        with locked(folder):
-            record = _running(folder) or _start(folder, report)
+        with locked(folder) as lock:
+            record = _running(folder) or _start(folder, lock, report)
     return _endpoint(folder, record)
 
 
@@ -199,8 +199,11 @@ def _boot_environment() -> dict[str, str]:
     return {key: value for key, value in _environment().items() if key in kept}
 
 
-def _start(folder: Folder, report: Report | None) -> Record:
-    """Start the lab; the lock is held. Raises HostError."""
+def _start(folder: Folder, lock: int, report: Report | None) -> Record:
+    """Start the lab; the lock is held, also by the starting lab, so that nobody meddles if we are killed meanwhile.
+
+    Raises HostError.
+    """
     preflight.require_lab()
     if report:
         report("starting the lab, a stand-in for a Proxmox host on this machine (`ctdeploy lab down` removes it)")
@@ -215,20 +218,24 @@ def _start(folder: Folder, report: Report | None) -> Record:
         str(folder.cache),
         str(_port(folder)),
         str(write),
+        str(lock),
     ]
     with folder.log.open("wb") as log:
-        subprocess.Popen(
+        keeper = subprocess.Popen(
             argv,
             env=_boot_environment(),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[write],
+            pass_fds=[write, lock],
             start_new_session=True,
         )
     os.close(write)
     answer = _await_report(read)
+    if not answer:
+        keeper.kill()
+    keeper.wait()
     record = read_record(folder)
     if not answer.get("ok") or record is None:
         _end(folder)

@@ -109,9 +109,10 @@ def remove_record(folder: Folder) -> None:
 
 
 @contextmanager
-def locked(folder: Folder) -> Iterator[None]:
+def locked(folder: Folder) -> Iterator[int]:
     """Hold the lab's lock: up, down and reset of one state folder never overlap.
 
+    Yields the lock's descriptor: a process that inherits it holds the lock too, until it closes it or ends.
     `down` removes the folder with the lock in it, so a lock that was got is looked at again: it must be the file that
     stands there now.
     """
@@ -128,7 +129,7 @@ def locked(folder: Folder) -> Iterator[None]:
             except FileNotFoundError:
                 same = False
             if same:
-                yield
+                yield handle
                 return
         finally:
             os.close(handle)
