@@ -22,7 +22,7 @@ from ctdeploy.lab import hostroot, layout, login, seed, server
 from ctdeploy.lab.containers.attach import drop_capabilities
 from ctdeploy.lab.interpreters import Interpreter, current, unreadable_by_others
 from ctdeploy.lab.processes import boot_id, this_process
-from ctdeploy.lab.state import Folder, Record, write_record
+from ctdeploy.lab.state import Folder, Record, venv_mark, write_record
 from ctdeploy.lab.syscalls import (
     CLONE_NEWIPC,
     CLONE_NEWNS,
@@ -78,6 +78,7 @@ def _boot(folder: Folder, port: int, report: int, lock: int) -> None:
         seed.give_to_container(folder.cache)
     make_private()
     hostroot.build(str(folder.root), interpreter, package, str(folder.cache), public)
+    mark = venv_mark(interpreter.venv)
     go_read, go_write = os.pipe()
     first = os.fork()
     if first == 0:
@@ -88,7 +89,7 @@ def _boot(folder: Folder, port: int, report: int, lock: int) -> None:
             _first_process(str(folder.root), listener, host_key, interpreter, report, lock)
         os._exit(1)
     process = this_process(first)
-    write_record(folder, Record(process.pid, process.started, boot_id(), port, _version(), interpreter.venv))
+    write_record(folder, Record(process.pid, process.started, boot_id(), port, _version(), interpreter.venv, mark))
     os.write(go_write, b"g")
     # The first process holds the report's other copy and writes to it when the host is up.
     os._exit(0)

@@ -71,12 +71,12 @@ def ensure_up(report: Report | None = None) -> LabEndpoint:
     Raises HostError with the line that mends what is missing.
     """
     folder = default_folder()
-    record = _running(folder)
+    record = _usable(folder)
     if record is None:
         take(folder.path, STATE_MARK)
         take(folder.cache, CACHE_MARK)
         with locked(folder) as lock:
-            record = _running(folder) or _start(folder, lock, report)
+            record = _usable(folder) or _start(folder, lock, report)
     return _endpoint(folder, record)
 
 
@@ -177,6 +177,11 @@ def remove_container(vmid: int) -> None:
     ask(do="remove", vmid=vmid)
 
 
+def _usable(folder: Folder) -> Record | None:
+    record = read_record(folder)
+    return record if record and record.usable() else None
+
+
 def _running(folder: Folder) -> Record | None:
     record = read_record(folder)
     return record if record and record.ready and record.alive() else None
@@ -205,9 +210,12 @@ def _start(folder: Folder, lock: int, report: Report | None) -> Record:
     Raises HostError.
     """
     preflight.require_lab()
-    if report:
+    stale = _running(folder)
+    if report and stale:
+        report(f"starting the lab again, as the Python environment in its containers is gone: {stale.venv}")
+    elif report:
         report("starting the lab, a stand-in for a Proxmox host on this machine (`ctdeploy lab down` removes it)")
-    # One that was being started when its starter died: it is in the record but was never ready.
+    # That one, or one that was being started when its starter died: in the record, but never ready.
     _end(folder)
     read, write = os.pipe()
     argv = [

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_state_path
@@ -61,22 +61,37 @@ class Folder:
 class Record:
     """The running lab: pid and start time of its first process as seen from the machine, and this boot's id.
 
-    `ready` once it has come up in full; before that it is only in the record so that it can be ended.
+    `venv` is what containers have at /opt/venv, `venv_mark` tells it from one made anew at that path. `ready` once the
+    lab has come up in full; before that it is only in the record so that it can be ended.
     """
 
     pid: int
     started: int
     boot: str
     port: int
-    version: str
-    venv: str
+    version: str = ""
+    venv: str = ""
+    venv_mark: str = ""
     ready: bool = False
 
     def process(self) -> Process:
         return Process(self.pid, self.started)
 
+    def usable(self) -> bool:
+        """Up, and with its venv still there: a mounted folder that was removed is an empty shell."""
+        return self.ready and self.alive() and venv_mark(self.venv) == self.venv_mark
+
     def alive(self) -> bool:
         return self.boot == boot_id() and self.process().alive()
+
+
+def venv_mark(venv: str) -> str:
+    """Changes when the venv is made anew, not when packages are installed; empty when there is none."""
+    try:
+        found = os.stat(f"{venv}/pyvenv.cfg")
+    except OSError:
+        return ""
+    return f"{found.st_dev}.{found.st_ino}.{found.st_mtime_ns}"
 
 
 def default_folder() -> Folder:
@@ -90,9 +105,13 @@ def default_folder() -> Folder:
 
 
 def read_record(folder: Folder) -> Record | None:
-    """The record of the last lab that came up, running or not; None when there is none that can be read."""
+    """The record of the last lab that came up, running or not; None when there is none that can be read.
+
+    One that another version wrote is read as far as it is known: its lab must still be found to be ended.
+    """
     try:
-        return Record(**json.loads(folder.record.read_text()))
+        found = json.loads(folder.record.read_text())
+        return Record(**{field.name: found[field.name] for field in fields(Record) if field.name in found})
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -73,3 +74,28 @@ def test_a_venv_that_others_cannot_read_is_named_with_the_line_that_mends_it(own
     assert what == f"{package / '__init__.py'} is not readable for others, so containers cannot use it"
     subprocess.run(mend, shell=True, check=True)
     assert run(venv / "bin" / "python", PROGRAM).startswith("/opt/venv ")
+
+
+def test_a_lab_whose_venv_was_made_anew_starts_again_with_its_files(own: Path) -> None:
+    venv = own / "venv"
+    make = [sys.executable, "-m", "venv", "--without-pip", venv]
+    leave = """
+from ctdeploy.lab import host
+from tests.lab.conftest import Host
+login = Host(host.ensure_up())
+login.inside("touch", "/root/kept")
+login.close()
+"""
+    subprocess.run(make, check=True)
+    run(venv / "bin" / "python", leave)
+    first = host.status().pid
+    run(venv / "bin" / "python", leave)
+    assert host.status().pid == first, "a venv that is still there is no reason"
+    shutil.rmtree(venv)
+    subprocess.run(make, check=True)
+    assert run(venv / "bin" / "python", PROGRAM).startswith("/opt/venv ")
+    assert host.status().pid != first
+    look = PROGRAM.replace(
+        '"/opt/venv/bin/python", "-c", "import sys, ctypes, ssl; print(sys.prefix, sys.version)"', '"ls", "/root"'
+    )
+    assert "kept" in run(venv / "bin" / "python", look).split()
