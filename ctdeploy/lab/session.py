@@ -161,7 +161,7 @@ class _Process:
         status = self._child.wait()
         self._ended = True
         self._close_stdin()
-        if self._chan:
+        if self._chan and self._open():
             # At once, though the channel stays open until the last holder of its pipes is gone: as sshd does.
             if status >= 0:
                 self._chan._send_request(b"exit-status", UInt32(status))
@@ -220,11 +220,17 @@ class _Process:
         except OSError:
             # EIO: nobody holds the other end of the pseudo-terminal any more.
             data = b""
-        if data and self._chan:
+        if data and self._open():
+            assert self._chan is not None
             self._chan.write(data, self._outputs[handle])
             return
         self._close_output(handle)
         self._close_when_done()
+
+    def _open(self) -> bool:
+        """False once the client has closed the channel. While input is held back asyncssh tells of that late, so that
+        it must be asked: the process shall get its broken pipe now."""
+        return self._chan is not None and not self._chan.is_closing()
 
     def _close_output(self, handle: int) -> None:
         del self._outputs[handle]

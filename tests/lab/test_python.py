@@ -78,7 +78,7 @@ def test_a_venv_that_others_cannot_read_is_named_with_the_line_that_mends_it(own
 
 def test_a_lab_whose_venv_was_made_anew_starts_again_with_its_files(own: Path) -> None:
     venv = own / "venv"
-    make = [sys.executable, "-m", "venv", "--without-pip", venv]
+    make = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
     leave = """
 from ctdeploy.lab import host
 from tests.lab.conftest import Host

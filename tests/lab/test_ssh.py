@@ -102,6 +102,21 @@ def test_a_closed_channel_breaks_the_pipe_of_who_still_writes(host: Host) -> Non
     assert host.line(f"kill -0 {pid}").code != 0
 
 
+def test_a_closed_channel_is_noticed_even_while_input_is_held_back(host: Host, state_folder: Path) -> None:
+    channel = host.open("sh -c 'echo $$; sleep 1; while echo line; do :; done'")
+    pid = channel.recv(20).split()[0].decode()
+    channel.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        # Nobody reads it: the window runs full.
+        channel.sendall(bytes(8 * 1024 * 1024))
+    channel.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and host.line(f"kill -0 {pid}").code == 0:
+        time.sleep(0.05)
+    assert host.line(f"kill -0 {pid}").code != 0
+    assert (state_folder / "log").read_text() == ""
+
+
 def test_keepalives_are_answered(host: Host) -> None:
     transport = host.client.get_transport()
     assert transport is not None
