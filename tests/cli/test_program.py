@@ -1,0 +1,161 @@
+"""What the program promises whatever the command: exit codes, streams, JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctdeploy.errors import ExitCode
+from tests.conftest import REPOSITORY
+from tests.support.container import Container
+from tests.support.program import Program, environment
+
+TABLE = REPOSITORY / "docs" / "exit-codes.md"
+
+
+def test_the_exit_codes_of_the_page_are_those_of_the_program():
+    rows = [line.split("|")[1].strip() for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    assert sorted(int(row) for row in rows if row.isdigit()) == sorted(int(code) for code in ExitCode)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pusk"], "No such command"),
+        (["push", "--no-such-option"], "No such option"),
+        (["push", "--ct"], "requires an argument"),
+        (["push", "--timeout", "soon"], "valid number"),
+        (["push", "nowhere.py"], "nowhere.py"),
+        (["push", "--ct", "labb"], 'no container "labb"'),
+        (["run", "--app", "dflash_trian"], "dflash_train"),
+        (["run", "--env", "1=2"], "NAME=VALUE"),
+        (["run", "--detach", "--follow"], "exclude each other"),
+    ],
+)
+def test_usage_errors_end_with_2_in_one_message_and_with_json_in_one_document(
+    program: Program, arguments: list[str], says: str
+):
+    plain = program(*arguments)
+    assert (plain.code, plain.out) == (2, "")
+    assert says in plain.err
+    assert "Traceback" not in plain.err
+    error = program(arguments[0], "--json", *arguments[1:]).json["error"]
+    assert error["code"] == 2
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[apps.a]\nentri = 'a.py'\n", "hosts.toml:2"),
+        ("[defaults]\nct = 5\n", "hosts.toml:2"),
+        ("[containers.c]\nhost = 'nope'\nct = 200\n", "hosts.toml:2"),
+        ("[apps.a\n", "hosts.toml:1"),
+    ],
+)
+def test_a_wrong_hosts_toml_ends_with_3_and_names_file_and_line(program: Program, text: str, says: str):
+    program.write("hosts.toml", text)
+    ended = program("config", "show")
+    assert ended.code == 3
+    assert says in ended.err
+
+
+def test_a_bug_ends_with_1_and_says_where_its_traceback_is(program: Program):
+    code = (
+        "import sys\nfrom ctdeploy.inventory import show\n"
+        "def broken(*_):\n    secret = 'hunter2'\n    raise KeyError('oops')\n"
+        "show.effective = broken\nfrom ctdeploy.cli.main import main\nmain(['config', 'show'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=program.folder, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "this is a bug: KeyError: 'oops'" in done.stderr
+    assert "Traceback" not in done.stderr
+    saved = Path(done.stderr.split("the traceback is in ")[1].split()[0])
+    assert "KeyError: 'oops'" in saved.read_text()
+    assert saved.stat().st_mode & 0o077 == 0
+    assert "hunter2" not in done.stderr
+
+
+def test_init_writes_a_file_that_is_valid_and_never_overwrites_one(program: Program):
+    program.write("my_train.py", "print('hello')\n")
+    program.ok("init", "my_train.py")
+    shown = program.ok("config", "show", "--json").json
+    assert shown["file"] == str(program.folder / "hosts.toml")
+    assert {"key": "apps.my_train.entry", "value": "my_train.py"}.items() <= next(
+        each for each in shown["settings"] if each["key"] == "apps.my_train.entry"
+    ).items()
+    before = (program.folder / "hosts.toml").read_text()
+    ended = program("init")
+    assert (ended.code, "is there already" in ended.err) == (2, True)
+    assert (program.folder / "hosts.toml").read_text() == before
+    program.ok("push", "--dry-run")
+
+
+SCRIPT = "import time\nfor n in range(2000):\n    print('line', n, flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def running(program: Program, container: Container):
+    program.write("hosts.toml", '[defaults]\nct = "lab"\n[apps.talker]\nentry = "talker.py"\nready = "line 1999"\n')
+    program.write("talker.py", SCRIPT)
+    program.ok("push")
+    program.ok("run")
+    yield program
+    program("stop", "--grace", "0")
+    container.run("/bin/rm", "-rf", "/opt/ctdeploy/talker")
+
+
+def start(program: Program, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ctdeploy", *arguments],
+        cwd=program.folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_closed_pipe_ends_quietly_with_141(running: Program):
+    following = start(running, "logs", "-f")
+    assert following.stdout is not None
+    assert following.stderr is not None
+    assert following.stdout.readline() == b"line 0\n"
+    following.stdout.close()
+    running.ok("stop", "--grace", "0")  # the next write finds out
+    running.ok("run")
+    for _ in range(2):
+        ended = start(running, "logs")
+        ended.stdout.close()
+        ended.wait(60)
+        assert ended.returncode == 141
+        assert b"Traceback" not in ended.stderr.read()
+    following.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_detaches_and_the_run_goes_on(running: Program, number: signal.Signals, code: int):
+    following = start(running, "logs", "-f")
+    assert following.stdout is not None
+    assert following.stdout.readline() == b"line 0\n"
+    following.send_signal(number)
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == code
+    assert b"Traceback" not in err
+    assert running.ok("status", "--json").json["runs"][-1]["state"] == "running"
+
+
+def test_json_logs_are_json_lines_that_hold_every_byte(running: Program):
+    import base64
+
+    lines = [json.loads(line) for line in running.ok("logs", "--json").out.splitlines()]
+    data = b"".join(base64.b64decode(line["data"]) for line in lines)
+    assert data.decode() == "".join(f"line {n}\n" for n in range(2000))
+    assert lines[0]["offset"] == 0
