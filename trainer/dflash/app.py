@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="recipe (TOML)")
     parser.add_argument("--run-dir", type=Path, help="default: $CTDEPLOY_RUN_DIR, or runs/<time>")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace keys of the recipe")
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)
     folder = parsed.run_dir or Path(os.environ.get("CTDEPLOY_RUN_DIR") or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
     stop = StopFlag()
     stop.install()

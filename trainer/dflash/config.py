@@ -34,8 +34,11 @@ class DrafterConfig:
     """A token that never appears in text; without it the tokenizer's own, or the first spare embedding row."""
     compute_dtype: str = "float32"
     """float32, or bfloat16 with float32 masters."""
-    norm_from_target: bool = False
-    """Start the last norm from the target's: a tied head expects that scale, and the first loss is far lower."""
+    initializer_range: float = 0.02
+    """Standard deviation of the linear weights at the start; about 1 / sqrt(hidden size) is right."""
+    initial_norm: float = 1.0
+    """Every weight of the last norm at the start; 0 copies the target's last norm. Where a head with large rows makes
+    the first loss far larger than ln(vocabulary), a smaller value brings it there."""
 
 
 @dataclass(frozen=True)

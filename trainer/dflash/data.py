@@ -24,7 +24,7 @@ class DataConfig:
     """JSON lines with `messages` or `conversations`; the answers must be the target's own (dflash/regenerate.py)."""
     heldout: str = ""
     """The same form, never trained on; empty: no held-out evaluation."""
-    max_length: int = 128
+    max_length: int = 3072
     """Tokens per row; longer conversations are cut, shorter ones padded."""
 
 

@@ -174,10 +174,10 @@ class Drafter(nn.Module):
         self.rotary = rotary
 
     @torch.no_grad()
-    def initialise(self, seed: int, final_norm: Tensor | None = None) -> None:
+    def initialise(self, seed: int, final_norm: Tensor | float = 1.0) -> None:
         """Normal(0, initializer_range) linears, zero biases, ones for norms, drawn on the CPU in state-dict order.
 
-        `final_norm` [hidden], the target's, replaces the ones of the last norm: a tied head expects that scale.
+        `final_norm` ([hidden] or one value) takes the place of the ones of the last norm.
         """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
@@ -186,8 +186,7 @@ class Drafter(nn.Module):
                 parameter.copy_(drawn)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        if final_norm is not None:
-            self.norm.weight.copy_(final_norm)
+        self.norm.weight.copy_(torch.as_tensor(final_norm).expand(self.shape.hidden_size))
 
     def forward(self, features: Tensor, block: Tensor, context_rope: Rope, block_rope: Rope, mask: Mask) -> Tensor:
         """Final hidden rows [batch, Q, hidden] of embedded slots `block` [batch, Q, hidden].

@@ -101,6 +101,7 @@ def drafter_shape(config: Config, target: Target) -> DrafterShape:
         num_captured=len(target.layer_ids),
         block_size=config.drafter.block_size,
         rms_norm_eps=own.rms_norm_eps,
+        initializer_range=config.drafter.initializer_range,
     )
 
 
@@ -127,7 +128,7 @@ def build_drafters(config: Config, loaded: Loaded) -> list[DrafterUnit]:
             shared[device] = _frozen_tables(loaded, device, dtype)
         embedding, head = shared[device]
         drafter = Drafter(shape, loaded.target.rotary())
-        drafter.initialise(config.run.seed, loaded.target.final_norm if config.drafter.norm_from_target else None)
+        drafter.initialise(config.run.seed, config.drafter.initial_norm or loaded.target.final_norm.cpu())
         drafter.to(device)
         parameters = FlatParameters(drafter, dtype, config.optimizer)
         worker = f"drafter-{rank}"
