@@ -7,7 +7,6 @@ known key warns and later fails the command, a line of no known shape warns and 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
 from ctdeploy.lab.layout import NODE
 
@@ -26,26 +25,26 @@ NUMBERED = {"mp": 256, "net": 32, "unused": 256, "dev": 256}
 PENDING = "pve:pending"
 
 
-@dataclass
 class Section:
     """One section of a .conf file: values by key, and the raw lxc.* lines in their order."""
 
-    values: dict[str, str] = field(default_factory=dict)
-    raw: list[tuple[str, str]] = field(default_factory=list)
-    description: str = ""
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.raw: list[tuple[str, str]] = []
+        self.description = ""
 
 
-@dataclass
 class Conf:
     """A container's configuration as written, its snapshots and pending changes, and what was odd about it.
 
     `warnings` are pct's words without the end of line; `invalid` maps keys to why their value is none.
     """
 
-    main: Section = field(default_factory=Section)
-    sections: dict[str, Section] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    invalid: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.main = Section()
+        self.sections: dict[str, Section] = {}
+        self.warnings: list[str] = []
+        self.invalid: dict[str, str] = {}
 
     def value(self, key: str, default: str = "") -> str:
         return self.main.values.get(key, default)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,3 +165,15 @@ def test_host_names_are_dns_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "-bad", "bad-", "a..b", "a b", "ä", "x" * 64, "a\nlock: backup"])
 def test_what_is_no_host_name_is_refused(name: str) -> None:
     assert conf.check_hostname(name)
+
+
+def test_pct_starts_without_the_slow_modules() -> None:
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import ctdeploy.lab.pct.main, ctdeploy.lab.pct.query, ctdeploy.lab.containers.namespaces
+print(*sorted(sys.modules))
+"""
+    argv = [sys.executable, "-IS", "-c", program, str(Path(conf.__file__).parents[2])]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"dataclasses", "typing", "re", "enum", "collections", "json", "pathlib"} & set(loaded)

@@ -5,7 +5,6 @@ Works for every kind of container, as it needs nothing but the pid.
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from ctdeploy.lab.syscalls import CLONE_NEWPID, drop_bounding_capability, setns
@@ -22,10 +21,12 @@ class Namespaces:
         self._handles: dict[str, int] = {}
         try:
             for name in NAMESPACES:
-                with contextlib.suppress(FileNotFoundError):
-                    theirs = f"/proc/{pid}/ns/{name}"
+                theirs = f"/proc/{pid}/ns/{name}"
+                try:
                     if os.readlink(theirs) != os.readlink(f"/proc/self/ns/{name}"):
                         self._handles[name] = os.open(theirs, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
             # Without a mount namespace of its own this is no container: it died between the links.
             if "mnt" not in self._handles:
                 raise ProcessLookupError(pid)
@@ -63,9 +64,11 @@ class Namespaces:
 
 def become_root() -> None:
     """Be uid 0 and gid 0 of this user namespace, without supplementary groups."""
-    with contextlib.suppress(PermissionError):
-        # Refused where setgroups is denied: in the namespaces of an ordinary user.
+    try:  # noqa: SIM105  (contextlib takes longer to import than `pct exec` needs)
         os.setgroups([])
+    except PermissionError:
+        # Refused where setgroups is denied: in the namespaces of an ordinary user.
+        pass
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
 

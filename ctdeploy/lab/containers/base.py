@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 from ctdeploy.lab.processes import Process
 
-
-@dataclass(frozen=True)
-class Mount:
-    """One mount of a container: from the host's path to a path below the container's root."""
-
-    source: str
-    target: str
-    readonly: bool = False
-    optional: bool = False
-    create: str = ""  # "", "file" or "dir": what to make where the target is missing
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A container as its kind needs it, read from the .conf file."""
-
-    vmid: int
-    hostname: str
-    unprivileged: bool
-    rootfs: str
-    mounts: tuple[Mount, ...]
-    init: tuple[str, ...]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ctdeploy.lab.containers.spec import Spec
 
 
 class StartFailed(Exception):
@@ -39,17 +17,21 @@ class StartFailed(Exception):
         self.lines = lines
 
 
-class Kind(Protocol):
+class Kind:
     """A kind of container. All pids are those of the host."""
 
     def init(self, vmid: int) -> Process | None:
         """The container's first process, or None when it does not run."""
+        raise NotImplementedError
 
     def start(self, spec: Spec) -> None:
         """Start it and return once its first process runs. Raises StartFailed."""
+        raise NotImplementedError
 
     def kill(self, vmid: int) -> None:
         """End it and everything in it, and return when it is gone."""
+        raise NotImplementedError
 
     def shut_down(self, vmid: int, timeout: float) -> bool:
         """Ask its first process to end (SIGPWR) and wait; False when it still runs then."""
+        raise NotImplementedError

@@ -10,7 +10,7 @@ from ctdeploy.lab import conf as confs
 from ctdeploy.lab import layout, tree
 from ctdeploy.lab.conf import Conf, properties
 from ctdeploy.lab.containers import ids
-from ctdeploy.lab.containers.base import Mount, Spec
+from ctdeploy.lab.containers.spec import Mount, Spec
 from ctdeploy.lab.layout import VENV_IN_CONTAINER
 
 IMAGES = "/var/lib/vz/images"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable
 
 from ctdeploy.lab import conf as confs
@@ -135,6 +134,8 @@ def _number(name: str | None, table: str, complaint: str) -> int | None:
 
 def _open_inside(pid: int, source: str) -> int:
     """Open a file of the container with the host's root's rights: a child joins the mounts and hands the file over."""
+    import socket
+
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:

@@ -6,22 +6,29 @@ takes the next word as its value unless that looks like an option.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from ctdeploy.lab.conf import truth
 from ctdeploy.lab.pct.caller import narrow, say
 from ctdeploy.lab.pct.errors import UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-@dataclass(frozen=True)
+
 class Command:
     """What a sub-command takes. `options` pairs names with kinds: text, boolean or integer."""
 
-    name: str
-    arguments: tuple[str, ...] = ()
-    options: tuple[tuple[str, str], ...] = ()
-    rest: bool = False
+    def __init__(
+        self,
+        name: str,
+        arguments: tuple[str, ...] = (),
+        options: tuple[tuple[str, str], ...] = (),
+        rest: bool = False,
+    ) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.options = options
+        self.rest = rest
 
     @property
     def usage(self) -> str:
@@ -31,13 +38,13 @@ class Command:
         return f"pct {self.name} {words}" + ("[OPTIONS]" if self.arguments else "")
 
 
-@dataclass(frozen=True)
 class Call:
     """A call that was read and checked: options by full name, arguments in order, and what remains for `rest`."""
 
-    options: dict[str, str]
-    arguments: list[str]
-    rest: list[str]
+    def __init__(self, options: dict[str, str], arguments: list[str], rest: list[str]) -> None:
+        self.options = options
+        self.arguments = arguments
+        self.rest = rest
 
     @property
     def vmid(self) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 
 from ctdeploy.lab.containers.base import Kind
 from ctdeploy.lab.pct.caller import Caller, narrow, say
 from ctdeploy.lab.pct.errors import PctError
 from ctdeploy.lab.pct.getopt import Call, Command, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 COPY_OPTIONS = (("perms", "text"), ("user", "text"), ("group", "text"))
 COMMANDS = {
