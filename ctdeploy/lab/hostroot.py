@@ -115,7 +115,7 @@ def _node(root: str, public_key: str) -> None:
     os.makedirs(f"{root}/var/lib/lxc", exist_ok=True)
     tree.write(f"{pve}/priv/authorized_keys", public_key, 0o600)
     os.makedirs(f"{root}/root/.ssh", mode=0o700, exist_ok=True)
-    # On a node root's keys are the cluster's (research: /root/.ssh/authorized_keys is a link).
+    # On a node root's keys are the cluster's: this file is a link into the cluster's file system.
     tree.link(f"{root}/root/.ssh/authorized_keys", "/etc/pve/priv/authorized_keys")
     tree.write(f"{root}/etc/hostname", f"{layout.NODE}\n")
     tree.write(f"{root}/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {layout.NODE}\n")
