@@ -41,7 +41,8 @@ class Sample:
 def read_conversations(path: Path) -> Iterator[tuple[int, list[Message]]]:
     """(line number, messages) of each line; TrainerError names the file and line of a bad one."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): a JSON string may hold U+2028 and its like.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TrainerError(f"The data file {path} cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):

@@ -69,7 +69,7 @@ class Training:
             while not self._pipeline.crew.wait(0.1):
                 if not opened and self._pipeline.gate.open:
                     opened = True
-                    say("all drafters are warm; training starts, and nothing may be compiled any more")
+                    say("all drafters are warm; training starts")
                 if self._stop.requested():
                     deadline = deadline or time.monotonic() + _GRACE_SECONDS
                     if not self._pipeline.gate.open:
