@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from dflash.anchors import sample_anchors
 from dflash.checkpoint import load_drafter
 from dflash.compile import CompileConfig, compile_forward, compiled_graphs
@@ -18,7 +19,6 @@ from dflash.flat import FlatParameters, OptimizerConfig
 from dflash.masks import FlexMask, dense_mask
 from dflash.step import Batch, StepPlan, TrainingStep
 from dflash.target import Target
-
 from tests.trainer.tiny import (
     EOS,
     LAYER_IDS,

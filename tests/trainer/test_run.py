@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dflash.checkpoint import latest_checkpoint, load_drafter
 from dflash.config import load_config
 from dflash.metrics import MetricsFile
 from dflash.setup import build_drafters, load, ticket_plan
+from dflash.step import Batch
 from dflash.stopping import StopFlag
 from dflash.target import Target
 from dflash.training import Training
@@ -65,6 +67,27 @@ def test_a_whole_run_prints_writes_and_saves_what_it_promises(tiny_recipe: Path,
     assert (progress["step"], progress["samples_consumed"]) == (6, 12)
 
 
+def test_a_run_on_the_targets_own_answers_raises_acceptance_and_loses_nothing(
+    tiny_recipe: Path, start: Start, tmp_path: Path
+) -> None:
+    model = tiny_recipe.parent / "target"
+    command = [sys.executable, "-m", "dflash.regenerate", str(tiny_recipe.parent / "train.jsonl"), "own.jsonl"]
+    options = ["--target", str(model), "--max-new-tokens", "24", "--keep-loops", "--keep-unfinished"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "trainer")}
+    subprocess.run([*command, *options], cwd=tmp_path, env=environment, check=True, timeout=120)
+    process = start(
+        "--config", str(tiny_recipe), "--run-dir", "run", "data.train=own.jsonl", "data.heldout=", "run.steps=80",
+        "anchors.per_sequence=32", "optimizer.learning_rate=2e-3", "drafter.initializer_range=0.1", "run.rows=2",
+        "drafter.layers=2", "evaluation.max_new_tokens=24",
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["memorised"]["tau_before"] < 1.3
+    assert result["memorised"]["tau_after"] > 3.0, "of at most 4"
+    assert result["lossless"] is True
+
+
 def losses(folder: Path) -> list[float]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if line["kind"] == "train"]
@@ -87,6 +110,38 @@ def test_one_drafter_with_two_rows_and_two_targets_train_on_the_same_numbers(
     found = {name: losses(tmp_path / name) for name in layouts}
     assert found["pair"] == found["again"] == found["two-targets"], "timing decides nothing, not even a last digit"
     assert found["single"] == pytest.approx(found["pair"], rel=1e-4)
+
+
+def test_every_drafter_trains_on_the_samples_of_its_tickets_with_their_own_hidden_states(
+    tiny_recipe: Path, tmp_path: Path
+) -> None:
+    config = load_config(
+        tiny_recipe,
+        ["evaluation.prompts=0", "run.steps=9", 'topology.targets=["cpu","cpu","cpu"]', "topology.queue_batches=1"],
+    )
+    loaded = load(config, lambda _: None)
+    units = build_drafters(config, loaded)
+    plan = ticket_plan(config, len(loaded.store))
+    seen: dict[str, list[Batch]] = {unit.name: [] for unit in units}
+    for unit in units:
+        real = unit.step.forward_backward
+
+        def record(batch: Batch, name: str = unit.name, real: Callable[[Batch], None] = real) -> None:
+            seen[name].append(batch)
+            real(batch)
+
+        unit.step.forward_backward = record  # type: ignore[method-assign]
+    Training(config, loaded, units, plan, tmp_path, MetricsFile(tmp_path / "metrics.jsonl"), StopFlag()).execute()
+    for rank, unit in enumerate(units):
+        _warm, *batches = seen[unit.name]
+        assert len(batches) == 9
+        for step, batch in enumerate(batches):
+            epochs, samples = plan.batch(step, rank)
+            tokens, mask, lengths = loaded.store.rows(samples)
+            with torch.no_grad():
+                features = loaded.target.features(tokens)
+            for ours, expected in zip(batch, (tokens, mask, lengths, epochs, samples, features), strict=True):
+                assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

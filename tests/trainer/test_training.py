@@ -24,9 +24,9 @@ def batch_of(target: Target, rows: int, seed: int) -> Batch:
     """Rows of unequal answer lengths."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, 256, (rows, LENGTH), generator=generator)
-    lengths = torch.tensor([LENGTH - 5 * row for row in range(rows)])
+    lengths = torch.tensor([LENGTH - 14 * row for row in range(rows)])
     places = torch.arange(LENGTH)
-    starts = torch.tensor([[4 + 3 * row] for row in range(rows)])
+    starts = torch.tensor([[4 + 6 * row] for row in range(rows)])
     return make_batch(target, tokens, (places >= starts) & (places < lengths.unsqueeze(1)), lengths)
 
 
@@ -124,7 +124,7 @@ def test_bfloat16_compute_keeps_float32_masters_that_take_steps_too_small_for_bf
     for _ in range(20):
         parameters.zero()
         weight.grad.copy_(torch.ones_like(weight))  # type: ignore[union-attr]
-        parameters.gather()
+        parameters.gather(torch.tensor(0.0))
         parameters.step(1e-4, torch.tensor(1.0))
     master = parameters.masters_by_name()["norm.weight"]
     assert master.dtype == torch.float32
@@ -140,7 +140,7 @@ def test_clipping_bounds_the_gradient_by_its_norm() -> None:
     parameters.zero()
     for parameter in drafter.parameters():
         parameter.grad.fill_(2.0)  # type: ignore[union-attr]
-    parameters.gather()
+    parameters.gather(torch.tensor(0.0))
     count = sum(parameter.numel() for parameter in drafter.parameters())
     norm = parameters.step(1e-3, torch.tensor(4.0))
     assert norm.item() == pytest.approx(0.5 * count**0.5, rel=1e-5)
