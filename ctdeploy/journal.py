@@ -13,7 +13,7 @@ from typing import Any
 
 
 def state_folder() -> Path:
-    """Our folder for state (XDG_STATE_HOME), private to the user."""
+    """Our folder for state (XDG_STATE_HOME), private to the user. Raises OSError where there can be none."""
     import platformdirs
 
     folder = platformdirs.user_state_path("ctdeploy")
@@ -22,10 +22,10 @@ def state_folder() -> Path:
 
 
 class Journal:
-    """The last push of one app, by container. Unreadable or lost state reads as 'nothing known'."""
+    """The last push of one app, by container. State that cannot be read reads as 'nothing known'."""
 
-    def __init__(self, app: str, folder: Path | None = None) -> None:
-        self._path = (folder or state_folder()) / "pushes" / f"{app}.json"
+    def __init__(self, app: str) -> None:
+        self._app = app
 
     def last(self, container: str) -> dict[str, Any] | None:
         """What the last push from here left in a container (`ID@HOST`)."""
@@ -37,19 +37,27 @@ class Journal:
         entries = [(name, value) for name, value in self._read().items() if isinstance(value, dict)]
         return max(entries, key=lambda item: item[1].get("at", 0), default=None)
 
-    def record(self, container: str, **facts: Any) -> None:
-        """Remember a push. Two at once: the later wins whole."""
+    def record(self, container: str, **facts: Any) -> bool:
+        """Remember a push; False where that is not possible. Two at once: the later wins whole."""
         entries = self._read()
         entries[container] = dict(facts, at=time.time())
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self._path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(entries, file, indent=1)
-        Path(temporary).replace(self._path)
+        try:
+            path = self._path()
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(entries, file, indent=1)
+            Path(temporary).replace(path)
+        except OSError:
+            return False
+        return True
+
+    def _path(self) -> Path:
+        return state_folder() / "pushes" / f"{self._app}.json"
 
     def _read(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
-            value = json.loads(self._path.read_text(encoding="utf-8"))
+            value = json.loads(self._path().read_text(encoding="utf-8"))
             if isinstance(value, dict):
                 return value
         return {}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from ctdeploy.cli.environment import Environment, Options
+from ctdeploy.cli.environment import Environment, Options, error_document
 from ctdeploy.errors import CtdeployError, ExitCode
 
 PANEL = "Everywhere"
@@ -25,7 +25,7 @@ def _options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Details.", rich_help_panel=PANEL)] = False,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up after so long.", rich_help_panel=PANEL),
+        typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Give up after so long.", rich_help_panel=PANEL),
     ] = None,
     lock_wait: Annotated[
         float,
@@ -72,39 +72,56 @@ def command(app: typer.Typer, name: str, *names: str, **settings: Any) -> Callab
     return register
 
 
+class _Terminated(BaseException):
+    """SIGTERM, as an exception: locks, channels and temporary files are let go on the way out."""
+
+
 def execute(env: Environment, work: Callable[[Environment], None]) -> None:
     """Run a command's body; whatever happens becomes one message and one exit code. Raises typer.Exit."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        work(env)
-        sys.stdout.flush()
-    except CtdeployError as error:
+        try:
+            work(env)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except (CtdeployError, KeyboardInterrupt, _Terminated) as error:
+            _fail(env, error)
+        except (BrokenPipeError, typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            _fail(env, _bug(error))
+        finally:
+            env.rest()
+    except BrokenPipeError:
+        # The reader went away (`ctdeploy logs | head`): end quietly, and keep Python from flushing into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(int(ExitCode.PIPE)) from None
+
+
+def _fail(env: Environment, error: CtdeployError | KeyboardInterrupt | _Terminated) -> NoReturn:
+    if isinstance(error, CtdeployError):
         env.failure(error)
         raise typer.Exit(int(error.code)) from None
-    except KeyboardInterrupt:
-        env.rest()
-        raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
-    except BrokenPipeError:
-        _closed_pipe()
-    except (typer.Exit, typer.Abort):
-        raise
-    except Exception as error:
-        from ctdeploy.journal import save_traceback
-
-        saved = save_traceback(error)
-        where = f"the traceback is in {saved}" if saved else "its traceback could not be saved"
-        env.failure(CtdeployError(f"this is a bug: {type(error).__name__}: {error}", next=f"report it; {where}"))
-        raise typer.Exit(int(ExitCode.BUG)) from None
-    finally:
-        env.rest()
+    code, word = (
+        (ExitCode.INTERRUPTED, "interrupted")
+        if isinstance(error, KeyboardInterrupt)
+        else (ExitCode.TERMINATED, "SIGTERM")
+    )
+    env.rest()
+    if env.options.json:
+        ended = CtdeployError(word)
+        ended.code = code
+        env.document(error_document(ended))
+    raise typer.Exit(int(code)) from None
 
 
-def _closed_pipe() -> NoReturn:
-    # The reader went away (`ctdeploy logs | head`): end quietly, and keep Python from flushing into the closed pipe.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise typer.Exit(int(ExitCode.PIPE)) from None
+def _bug(error: Exception) -> CtdeployError:
+    from ctdeploy.journal import save_traceback
+
+    saved = save_traceback(error)
+    where = f"the traceback is in {saved}" if saved else "its traceback could not be saved"
+    return CtdeployError(f"this is a bug: {type(error).__name__}: {error}", next=f"report it; {where}")
 
 
 def _terminated(*_: object) -> NoReturn:
-    # As an exception, so that locks, channels and temporary files are let go on the way out.
-    raise SystemExit(int(ExitCode.TERMINATED))
+    raise _Terminated

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from ctdeploy.errors import CtdeployError, TimedOut, UsageError
+from ctdeploy.errors import CtdeployError, TimedOut
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ctdeploy.inventory.values import App, Container
 
 SCHEMA = 1
+_OWN_COMMANDS = re.compile(r"\bctdeploy (?:push|verify|run|logs|status|stop)\b(?: (?:r\d+|--?[a-z-]+)\b)*")
 WIDE = 200
 
 
@@ -47,8 +51,9 @@ class Environment:
         self, options: Options, stdout: TextIO | None = None, stderr: TextIO | None = None, cwd: Path | None = None
     ) -> None:
         self.options = options
-        self._stdout = stdout or sys.stdout
-        self._stderr = stderr or sys.stderr
+        self._stdout = _writable(stdout or sys.stdout)
+        self._stderr = _writable(stderr or sys.stderr)
+        self._selection: list[str] = []
         self.cwd = cwd or Path.cwd()
         self._spinner: Any = None
 
@@ -71,13 +76,20 @@ class Environment:
 
     def container(self, selector: str | None) -> Container:
         """The container that `--ct` names, or the default. Raises UsageError."""
+        if selector is not None:
+            self._selection.append(f"--ct {selector}")
         return self.inventory.container(selector)
 
     def app(self, name: str | None, path: str | None = None) -> App:
         """The app that `--app` or a path names, or the default. Raises UsageError."""
-        if path is not None:
-            return self.inventory.app_for_path(path, self.cwd, name)
         inventory = self.inventory
+        if path is not None:
+            app = inventory.app_for_path(path, self.cwd, name)
+            if app.name != inventory.defaults.app:
+                self._selection.append(f"--app {app.name}")
+            return app
+        if name is not None:
+            self._selection.append(f"--app {name}")
         if name is not None and name not in inventory.apps:
             from ctdeploy.ops.adhoc import pushed_from_here
 
@@ -109,7 +121,7 @@ class Environment:
     def hint(self, text: str) -> None:
         """A next command to try."""
         if not self.options.quiet:
-            self._line(self.err, text, style="dim")
+            self._line(self.err, self._selected(text), style="dim")
 
     def rest(self) -> None:
         """The work is over: no moving line any more."""
@@ -127,7 +139,8 @@ class Environment:
 
     def document(self, body: dict[str, Any]) -> None:
         """One JSON document on standard output."""
-        self._stdout.write(json.dumps({"schema": SCHEMA, **body}, default=str) + "\n")
+        document = _finite({"schema": SCHEMA, **body})
+        self._stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
         self._stdout.flush()
 
     def line(self, text: str, style: str | None = None) -> None:
@@ -160,6 +173,8 @@ class Environment:
     def failure(self, error: CtdeployError) -> None:
         """An expected error: on standard error, and as a document with --json."""
         self.rest()
+        if error.next:
+            error.next = self._selected(error.next)
         if self.options.json:
             self.document(error_document(error))
         self._line(self.err, f"ctdeploy: {error.layer}: {error.message}", style="red")
@@ -188,6 +203,11 @@ class Environment:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+
+    def _selected(self, text: str) -> str:
+        """Commands in a hint, with the --ct and --app that this call had: run ids exist once per app and container."""
+        extra = "".join(f" {word}" for word in dict.fromkeys(self._selection))
+        return _OWN_COMMANDS.sub(lambda match: match.group(0) + extra, text) if extra else text
 
     def _console(self, stream: TextIO) -> Console:
         from rich.console import Console
@@ -236,11 +256,22 @@ def at(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
-def positive(value: float, option: str) -> float:
-    """Raises UsageError for a number that cannot be a time span."""
-    if value < 0:
-        raise UsageError(f"{option} must not be negative")
-    return value
+def _finite(value: Any) -> Any:
+    """NaN and infinities as null: a loss may be one, JSON has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _writable(stream: TextIO | None) -> TextIO:
+    """A stream that takes every text: closed (`>&-`) it swallows, and what its encoding lacks is replaced."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream
 
 
 def _is_utf8(stream: TextIO) -> bool:

@@ -48,7 +48,8 @@ def logs(
                     last = chunk
                     _show(env, chunk)
     except KeyboardInterrupt:
-        env.hint("detached; the run goes on")
+        if last is not None and last.run["state"] == "running":
+            env.hint(f"detached; the run goes on: ctdeploy stop {last.run['run']}")
         raise
     if follow and last is not None:
         env.hint(f"{last.run['run']} {describe_end(last.run)}")

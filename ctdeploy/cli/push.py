@@ -82,10 +82,7 @@ def _render(env: Environment, result: PushResult) -> None:
     if not result.activated:
         env.hint(f"active is still {result.before or 'none'}")
         return
-    # What `ctdeploy run` alone would mean may be another app or container.
-    app = "" if result.app == env.inventory.defaults.app else f" --app {result.app}"
-    ct = "" if result.container == env.inventory.container(None).label else f" --ct {result.container}"
-    env.hint(f"next: ctdeploy run{app}{ct}")
+    env.hint("next: ctdeploy run")
 
 
 def _dry_run(env: Environment, container: Container, what: App, options: PushOptions) -> None:

@@ -45,11 +45,13 @@ def run(
     what, container = env.app(app), env.container(ct)
     # While it is followed the log is the result; while it is only waited for, it is progress.
     show = env.raw if follow and not env.options.json else env.progress
+    launched: list[str] = []
     try:
-        result = ops.run(container, what, options, env, show)
+        result = ops.run(container, what, options, env, show, launched.append)
     except KeyboardInterrupt:
         env.rest()
-        env.hint("detached; the run goes on: ctdeploy logs -f, ctdeploy stop")
+        for name in launched:
+            env.hint(f"detached; the run goes on: ctdeploy logs {name} -f, ctdeploy stop {name}")
         raise
     env.result(result, lambda: _render(env, result))
 

@@ -99,8 +99,15 @@ def _wrapped(value: Any) -> Any:
     return {"pattern": value} if isinstance(value, str) else value
 
 
+def _ascii(value: str) -> str:
+    if not value.isascii():
+        raise ValueError("expected ASCII: it is an argument of pct, which destroys other characters")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_text)]
 AbsolutePath = Annotated[Text, AfterValidator(_absolute)]
+PctPath = Annotated[AbsolutePath, AfterValidator(_ascii)]
 Env = Annotated[dict[str, str], AfterValidator(_env)]
 MarkerText = Annotated[str, AfterValidator(_pattern)]
 Regex = Annotated[str, AfterValidator(_regex)]
@@ -152,7 +159,7 @@ class HostTable(Table):
     )
     identity: Text | None = Field(default=None, description="Private key file.")
     jump: Text | None = Field(default=None, description="Host to jump through, as ssh's ProxyJump.")
-    staging: AbsolutePath | None = Field(default=None, description="Folder on the host for files on their way.")
+    staging: PctPath | None = Field(default=None, description="Folder on the host for files on their way.")
     api: ApiTable | None = Field(default=None, description="The host's REST API.")
 
 
@@ -162,7 +169,7 @@ class ContainerTable(Table):
     host: Text = Field(description="The host that it is on: `lab`, or a table `[hosts.NAME]`.")
     ct: Annotated[int, Field(ge=CT_MIN, le=CT_MAX)] = Field(description="Its id on that host.")
     tags: list[Annotated[str, AfterValidator(_tag)]] = Field(default=[], description="Words to select containers by.")
-    python: AbsolutePath = Field(default=DEFAULT_PYTHON, description="The launch interpreter.")
+    python: PctPath = Field(default=DEFAULT_PYTHON, description="The launch interpreter.")
     run_as: Annotated[str, AfterValidator(_user)] = Field(
         default=DEFAULT_RUN_AS, description="The user that runs belong to."
     )

@@ -7,9 +7,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from ctdeploy.errors import CheckError, HostError, VerifyError
+from ctdeploy.errors import HostError, VerifyError
 from ctdeploy.release.model import Release
-from ctdeploy.release.python_file import syntax_error as final_syntax_error
 from ctdeploy.remote.session import Hello
 
 SHOWN = 5
@@ -23,11 +22,6 @@ class FoundMarker:
     path: str
     line: int
     text: str
-
-
-def syntax_error(release: Release) -> CheckError:
-    """The local SyntaxError as the final word."""
-    return final_syntax_error(release.syntax_errors)
 
 
 def version_text(hello: Hello) -> str:
@@ -46,10 +40,10 @@ def python_version(release: Release, hello: Hello) -> None:
         )
 
 
-def no_drift(drift: list[str], next: str = "ctdeploy push") -> None:
+def no_drift(drift: list[str], mend: str) -> None:
     """Raises VerifyError that lists how the files differ from the manifest."""
     if drift:
-        raise VerifyError(f"the files are not those of the release: {_listed(drift)}", next=next)
+        raise VerifyError(f"the files are not those of the release: {_listed(drift)}", next=mend)
 
 
 def no_compile_errors(errors: list[dict[str, Any]], hello: Hello) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import getpass
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ctdeploy.errors import HostError
+from ctdeploy.errors import HostError, TimedOut
 from ctdeploy.inventory.values import Container, Host
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.remote import pct
 from ctdeploy.remote.session import Place
 from ctdeploy.transport.base import Endpoint, Transport
+
+START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,15 @@ def start_container(link: Link, reporter: Reporter) -> None:
     process = link.transport.run(place.pct.start(place.ct))
     process.close_stdin()
     words = b""
-    while not (output := process.read(5.0)).ended:
+    deadline = time.monotonic() + START_S
+    while not (output := process.read(1.0)).ended:
         words += output.stdout + output.stderr
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"container {place.name} on {place.host} did not start within {START_S:.0f} s",
+                layer="container",
+                next=f"on the host: pct start {place.ct} --debug",
+            )
     if process.exit_code != 0:
         raise HostError(
             f"container {place.name} on {place.host} did not start",

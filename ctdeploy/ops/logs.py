@@ -11,12 +11,11 @@ from ctdeploy.errors import NetworkError
 from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops.connection import connect, who
 from ctdeploy.ops.reporter import Reporter
+from ctdeploy.remote.payloads.runs import ENDED
 from ctdeploy.remote.session import Session
 
-ENDED = ("done", "failed", "stopped", "lost")
 POLL_S = 5.0
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-TAIL_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,22 @@ def follow(container: Container, app: App, run: str | None, reporter: Reporter, 
 
 
 def tail(container: Container, app: App, run: str | None, reporter: Reporter, lines: int | None) -> Iterator[LogChunk]:
-    """What the log holds now; with `lines`, only its last so many."""
+    """What the log holds now; with `lines`, only its last so many. Ends even if the run writes faster than we read."""
     with connect(container, reporter) as link, Session(link.transport, link.place, app.name, who()) as session:
         session.hello()
-        start = 0 if lines is None else _start_of_last(session, run, lines)
-        yield from _drain(session, run, start)
+        offset = 0
+        end: int | None = None
+        if lines is not None:
+            found = session.call("last_lines", run=run, lines=lines)
+            run, offset, end = found["run"], found["start"], found["end"]
+        while end is None or offset < end:
+            answer, data = session.call_with_data("log", run=run, offset=offset)
+            end = answer["size"] if end is None else end
+            data = data[: max(0, end - offset)]
+            yield LogChunk(offset, data, answer["run"], answer.get("truncated", 0))
+            if not data:
+                return
+            run, offset = answer["run"]["run"], offset + len(data)
 
 
 def _read(
@@ -68,35 +78,10 @@ def _read(
             chunk = _chunk(session, run, offset, wait_s)
             run, offset = chunk.run["run"], chunk.offset + len(chunk.data)
             yield chunk
-            if not chunk.data and chunk.run["state"] in ENDED:
+            if not chunk.data and not chunk.gap and chunk.run["state"] in ENDED:
                 return
-
-
-def _drain(session: Session, run: str | None, offset: int) -> Iterator[LogChunk]:
-    while True:
-        chunk = _chunk(session, run, offset, 0.0)
-        run, offset = chunk.run["run"], chunk.offset + len(chunk.data)
-        yield chunk
-        if not chunk.data:
-            return
 
 
 def _chunk(session: Session, run: str | None, offset: int, wait_s: float) -> LogChunk:
     answer, data = session.call_with_data("log", run=run, offset=offset, wait_s=wait_s)
     return LogChunk(answer["offset"], data, answer["run"], answer.get("truncated", 0))
-
-
-def _start_of_last(session: Session, run: str | None, lines: int) -> int:
-    """Where the last `lines` lines begin."""
-    answer, data = session.call_with_data("log", run=run, offset=-TAIL_BYTES)
-    while len(data) < answer["size"] - answer["offset"]:
-        more = session.call_with_data("log", run=run, offset=answer["offset"] + len(data))[1]
-        data += more
-        if not more:
-            break
-    at = len(data) - 1 if data.endswith(b"\n") else len(data)
-    for _ in range(lines):
-        at = data.rfind(b"\n", 0, at)
-        if at < 0:
-            return int(answer["offset"])
-    return int(answer["offset"]) + at + 1

@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctdeploy.errors import CheckError, CtdeployError, VerifyError
@@ -14,15 +14,15 @@ from ctdeploy.inventory.values import App, Container
 from ctdeploy.journal import Journal
 from ctdeploy.ops import checks
 from ctdeploy.ops.connection import Link, connect, place_of, start_container, who
+from ctdeploy.ops.measure import MEASURE_S, LaunchAs, launch_as, measure
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.release.build import build_release
 from ctdeploy.release.bundle import bundle
 from ctdeploy.release.model import Release
+from ctdeploy.release.python_file import syntax_error
 from ctdeploy.remote import layout, pct
 from ctdeploy.remote.session import Hello, Session, session_argv
 from ctdeploy.remote.staging import Pushed, Stager, staging_argv
-
-VERIFY_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,18 @@ class PushPlan:
     new_files: tuple[str, ...]  # paths whose content the container is not believed to have
     session: tuple[str, ...]
     stage: tuple[str, ...]
+    run: LaunchAs
 
 
 @dataclass(frozen=True)
 class PlacedRelease:
-    """Files at a temporary place in the container."""
+    """Files at a temporary place in the container. `sent`: how many of them travelled."""
 
     release: Release
     path: str
     manifest: dict[str, Any]
     way: str | None
+    sent: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class VerifiedRelease:
     name: str
     number: int
     way: str | None
+    sent: int
     markers: tuple[checks.FoundMarker, ...]
     imports_missing: tuple[str, ...]
     python: str
@@ -108,6 +111,7 @@ def plan(container: Container, app: App, options: PushOptions, journal: Journal 
         new_files=tuple(file.path for file in release.files if file.sha256 not in believed),
         session=session_argv(place),
         stage=staging_argv(place, staging, nonce),
+        run=launch_as(container, app),
     )
 
 
@@ -125,7 +129,7 @@ def push(container: Container, app: App, options: PushOptions, reporter: Reporte
     for warning in release.warnings:
         reporter.warn(str(warning))
     if release.syntax_errors and _is_final(journal.last(container.address)):
-        raise checks.syntax_error(release)
+        raise syntax_error(release.syntax_errors)
     try:
         with connect(container, reporter) as link:
             try:
@@ -138,9 +142,9 @@ def push(container: Container, app: App, options: PushOptions, reporter: Reporte
     except CtdeployError as error:
         # Nobody in the container could say whether its Python is newer than ours, so our own verdict stands.
         if release.syntax_errors and not isinstance(error, VerifyError | CheckError):
-            raise checks.syntax_error(release) from error
+            raise syntax_error(release.syntax_errors) from error
         raise
-    journal.record(
+    recorded = journal.record(
         container.address,
         digest=release.digest,
         release=result.release,
@@ -149,7 +153,9 @@ def push(container: Container, app: App, options: PushOptions, reporter: Reporte
         hashes=[file.sha256 for file in release.files],
         python=result.python,
     )
-    return _timed(result, container, began)
+    if not recorded:
+        reporter.warn("this push could not be remembered here; the next one will send everything again")
+    return replace(result, container=container.label, seconds=round(time.monotonic() - began, 3))
 
 
 def _push(link: Link, planned: PushPlan, options: PushOptions, reporter: Reporter) -> PushResult:
@@ -165,7 +171,7 @@ def _push(link: Link, planned: PushPlan, options: PushOptions, reporter: Reporte
             reporter.step(f"pushing {len(planned.new_files)} files to {link.place.name} ({way}, pct push)")
         hello = session.hello()
         if release.syntax_errors and hello.python[:2] <= sys.version_info[:2]:
-            raise checks.syntax_error(release)
+            raise syntax_error(release.syntax_errors)
         checks.python_version(release, hello)
         held = session.call(
             "lock",
@@ -178,8 +184,8 @@ def _push(link: Link, planned: PushPlan, options: PushOptions, reporter: Reporte
         if active and active["manifest"]["digest"] == release.digest and not options.force:
             return _unchanged(session, planned, active, hello, reporter)
         placed = _place(link, session, stager, planned, stack, reporter)
-        verified = _verify(session, placed, hello, reporter)
-        return _activate(session, verified, options, active, planned, reporter)
+        verified = _verify(session, placed, hello, planned, reporter)
+        return _activate(session, verified, options, active, reporter)
 
 
 def _place(
@@ -187,7 +193,7 @@ def _place(
 ) -> PlacedRelease:
     release = planned.release
     files = [{"sha256": file.sha256} for file in release.files]
-    missing = set(session.call("missing", files=files)["missing"])
+    missing = set(session.call("missing", files=files, answer_s=MEASURE_S)["missing"])
     sent = {release.file(path).sha256 for path in planned.new_files} if stager else set()
     pushed: Pushed | None = None
     if not missing <= sent:
@@ -197,46 +203,53 @@ def _place(
             stager = stack.enter_context(Stager(link.transport, link.place, planned.staging, planned.nonce))
         else:
             stager.finish()
+        sent = missing
         stager.start(bundle(release, missing))
     if stager is not None:
         pushed = stager.finish()
         if pushed.said:
             reporter.note(f"pct push said: {pushed.said}")
-    manifest = dict(release.manifest(), imports=checks.import_names(release), who=who(), at=time.time())
+    manifest = dict(release.manifest(), imports=checks.import_names(release), who=who())
     try:
         answer = session.call(
-            "place", manifest=manifest, bundle=pushed.as_request() if pushed else None, answer_s=VERIFY_S
+            "place", manifest=manifest, bundle=pushed.as_request() if pushed else None, answer_s=MEASURE_S
         )
     except VerifyError as error:
         if pushed and pushed.said:
             error.remote = pushed.said
         raise
-    return PlacedRelease(release, answer["path"], manifest, pushed.way if pushed else None)
+    travelled = sum(file.sha256 in sent for file in release.files)
+    return PlacedRelease(release, answer["path"], answer["manifest"], pushed.way if pushed else None, travelled)
 
 
-def _verify(session: Session, placed: PlacedRelease, hello: Hello, reporter: Reporter) -> VerifiedRelease:
+def _verify(
+    session: Session, placed: PlacedRelease, hello: Hello, planned: PushPlan, reporter: Reporter
+) -> VerifiedRelease:
     release = placed.release
     reporter.step(f"verifying {len(release.files)} files in the container")
-    answer = session.call(
-        "verify",
-        path=placed.path,
-        manifest=placed.manifest,
-        markers=list(release.markers),
-        forbidden=[pattern._asdict() for pattern in release.forbidden],
-        check_imports=True,
-        answer_s=VERIFY_S,
+    measured = measure(
+        session,
+        hello,
+        markers=release.markers,
+        forbidden=release.forbidden,
+        run=planned.run,
+        placed=(placed.path, placed.manifest),
+        mend="ctdeploy push",
     )
-    checks.no_drift(answer["drift"])
-    checks.no_compile_errors(answer["errors"], hello)
-    markers = checks.markers_as_wanted(answer["markers"], release.markers)
-    missing = tuple(answer["imports_missing"])
-    for warning in checks.import_warnings(release, missing):
+    for warning in checks.import_warnings(release, measured.imports_missing):
         reporter.warn(warning)
     stored = session.call(
         "store", path=placed.path, digest=release.digest, facts={"files": len(release.files), "bytes": release.size}
     )
     return VerifiedRelease(
-        release, stored["name"], stored["number"], placed.way, markers, missing, checks.version_text(hello)
+        release,
+        stored["name"],
+        stored["number"],
+        placed.way,
+        placed.sent,
+        measured.markers,
+        measured.imports_missing,
+        checks.version_text(hello),
     )
 
 
@@ -245,14 +258,13 @@ def _activate(
     verified: VerifiedRelease,
     options: PushOptions,
     active: dict[str, Any] | None,
-    planned: PushPlan,
     reporter: Reporter,
 ) -> PushResult:
     before = active["name"] if active else None
     if options.activate:
         reporter.step(f"activating release {verified.name}")
         session.call("activate", name=verified.name)
-    return _result(planned, verified, before=before, activated=options.activate, unchanged=False)
+    return _result(verified, before=before, activated=options.activate, unchanged=False)
 
 
 def _unchanged(
@@ -261,28 +273,23 @@ def _unchanged(
     """Nothing new: the active release is verified where it lies, and stays."""
     release = planned.release
     reporter.step(f"release {active['name']} already has these files; verifying it")
-    answer = session.call(
-        "verify",
-        markers=list(release.markers),
-        forbidden=[pattern._asdict() for pattern in release.forbidden],
-        check_imports=True,
-        answer_s=VERIFY_S,
-    )
-    checks.no_drift(answer["drift"], next="ctdeploy push --force makes a fresh release of the same files")
-    checks.no_compile_errors(answer["errors"], hello)
-    markers = checks.markers_as_wanted(answer["markers"], release.markers)
-    missing = tuple(answer["imports_missing"])
-    for warning in checks.import_warnings(release, missing):
+    measured = measure(session, hello, markers=release.markers, forbidden=release.forbidden, run=planned.run)
+    for warning in checks.import_warnings(release, measured.imports_missing):
         reporter.warn(warning)
     verified = VerifiedRelease(
-        release, active["name"], active["number"], None, markers, missing, checks.version_text(hello)
+        release,
+        active["name"],
+        active["number"],
+        None,
+        0,
+        measured.markers,
+        measured.imports_missing,
+        checks.version_text(hello),
     )
-    return _result(planned, verified, before=active["name"], activated=True, unchanged=True)
+    return _result(verified, before=active["name"], activated=True, unchanged=True)
 
 
-def _result(
-    planned: PushPlan, verified: VerifiedRelease, *, before: str | None, activated: bool, unchanged: bool
-) -> PushResult:
+def _result(verified: VerifiedRelease, *, before: str | None, activated: bool, unchanged: bool) -> PushResult:
     release = verified.release
     warnings = [str(warning) for warning in release.warnings]
     warnings += checks.import_warnings(release, verified.imports_missing)
@@ -296,18 +303,12 @@ def _result(
         unchanged=unchanged,
         files=len(release.files),
         bytes=release.size,
-        sent=0 if unchanged else len(planned.new_files),
+        sent=verified.sent,
         way=verified.way,
         python=verified.python,
         markers=verified.markers,
         warnings=tuple(warnings),
     )
-
-
-def _timed(result: PushResult, container: Container, began: float) -> PushResult:
-    from dataclasses import replace
-
-    return replace(result, container=container.label, seconds=round(time.monotonic() - began, 3))
 
 
 def _is_final(last: dict[str, Any] | None) -> bool:

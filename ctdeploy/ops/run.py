@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,18 +9,17 @@ from typing import Any
 
 from ctdeploy.errors import RunFailed, TimedOut, VerifyError
 from ctdeploy.inventory.values import App, Container
-from ctdeploy.ops import checks
 from ctdeploy.ops.connection import Link, connect, who
-from ctdeploy.ops.logs import ENDED, follow
+from ctdeploy.ops.logs import follow
+from ctdeploy.ops.measure import launch_as, measure
+from ctdeploy.ops.readiness import LIVED_S, Watch
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.ops.states import describe_end
+from ctdeploy.remote.payloads.runs import ENDED
 from ctdeploy.remote.session import Session
 
-LIVED_S = 10.0
-VERIFY_S = 300.0
 READY_S = 900.0
 GRACE_S = 30.0
-SHOWN_AT_DEATH = 15
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,9 @@ def run(
     options: RunOptions,
     reporter: Reporter,
     show: Callable[[bytes], None] = lambda _: None,
+    on_launch: Callable[[str], None] = lambda _: None,
 ) -> RunResult:
-    """Launch. `show` gets the log's bytes while the run is followed.
+    """Launch. `show` gets the log's bytes while the run is followed, `on_launch` its id once it is there.
 
     Raises VerifyError when the release is not what was pushed or an import of it cannot be found, RunFailed when the
     run died before it was ready, TimedOut (and the run lives on) when it was not ready in time.
@@ -69,9 +68,12 @@ def run(
     with connect(container, reporter) as link:
         launched = _launch(link, container, app, options, reporter)
     name = launched["run"]
+    on_launch(name)
     reporter.step(f"{name} of {app.name} runs release {launched['release']} in {container.label}")
-    watch = _Watch(app)
+    watch = Watch(app)
     if options.detach:
+        if launched["state"] == "failed":
+            raise RunFailed(f"{name} of {app.name} {describe_end(launched)}", next=f"ctdeploy logs {name}")
         return _result(container, app, launched, watch, None, began)
     try:
         described = _follow(container, app, name, options, watch, reporter, show)
@@ -85,87 +87,27 @@ def run(
 
 def _launch(link: Link, container: Container, app: App, options: RunOptions, reporter: Reporter) -> dict[str, Any]:
     reporter.step(f"verifying {app.name} in {container.label}")
+    launch = launch_as(container, app, options.env)
     with Session(link.transport, link.place, app.name, who()) as session:
         hello = session.hello()
         session.call("lock", why=f"run {app.name}", wait_s=options.lock_wait_s, answer_s=options.lock_wait_s + 30)
-        answer = session.call(
-            "verify",
-            markers=list(app.markers),
-            forbidden=[pattern._asdict() for pattern in app.forbidden],
-            check_imports=True,
-            answer_s=VERIFY_S,
-        )
-        checks.no_drift(answer["drift"], next="ctdeploy push --force")
-        checks.no_compile_errors(answer["errors"], hello)
-        checks.markers_as_wanted(answer["markers"], app.markers)
-        if answer["imports_missing"]:
+        measured = measure(session, hello, markers=app.markers, forbidden=app.forbidden, run=launch)
+        if measured.imports_missing:
             raise VerifyError(
-                f"{container.python} in {container.label} cannot import {', '.join(answer['imports_missing'])}",
-                next=f"install it there: {container.python} -m pip install {' '.join(answer['imports_missing'])}",
+                f"{container.python} in {container.label} cannot import {', '.join(measured.imports_missing)}",
+                next=f"install it there: {container.python} -m pip install {' '.join(measured.imports_missing)}",
             )
-        release = answer["release"]
+        release = measured.release
+        assert release is not None
         return session.call(
             "launch",
             release={key: release[key] for key in ("name", "number", "path")},
             entry=release["manifest"]["entry"],
             args=list(app.args if options.args is None else options.args),
-            env=_environment(container, app, options),
-            user=container.run_as,
+            env=dict(launch.env),
+            user=launch.user,
             grace_s=GRACE_S,
         )
-
-
-def _environment(container: Container, app: App, options: RunOptions) -> dict[str, str]:
-    """Nothing of the host; the launch interpreter's folder first on PATH, so its tools are the ones found."""
-    folder = container.python.rsplit("/", 1)[0]
-    return {
-        "PATH": f"{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "LANG": "C.UTF-8",
-        **container.env,
-        **app.env,
-        **dict(options.env),
-    }
-
-
-class _Watch:
-    """Looks for the start markers and the ready pattern in the lines of the log."""
-
-    def __init__(self, app: App) -> None:
-        self._wanted = [(marker, re.compile(marker.pattern)) for marker in app.markers_at_start]
-        self._ready = re.compile(app.ready) if app.ready else None
-        self._partial = b""
-        self.seen: dict[str, list[str]] = {marker.pattern: [] for marker, _ in self._wanted}
-        self.ready_line: str | None = None
-        self.last: list[str] = []
-
-    def feed(self, data: bytes) -> None:
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        for raw in lines:
-            line = raw.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
-            self.last = [*self.last[-(SHOWN_AT_DEATH - 1) :], line]
-            for marker, pattern in self._wanted:
-                if pattern.search(line):
-                    self.seen[marker.pattern].append(line.strip())
-            if self._ready and self.ready_line is None and self._ready.search(line):
-                self.ready_line = line.strip()
-
-    @property
-    def markers_seen(self) -> bool:
-        return all(len(self.seen[marker.pattern]) >= marker.count for marker, _ in self._wanted)
-
-    @property
-    def ready(self) -> bool:
-        return self.markers_seen and (self._ready is None or self.ready_line is not None)
-
-    @property
-    def waits_for_time(self) -> bool:
-        return self._ready is None
-
-    def lacks(self) -> str:
-        for marker, _ in self._wanted:
-            if len(self.seen[marker.pattern]) < marker.count:
-                return f"saw {len(self.seen[marker.pattern])} of {marker.count} lines like {marker.pattern!r}"
-        return f"no line like {self._ready.pattern!r}" if self._ready and not self.ready_line else "nothing is lacking"
 
 
 def _follow(
@@ -173,7 +115,7 @@ def _follow(
     app: App,
     name: str,
     options: RunOptions,
-    watch: _Watch,
+    watch: Watch,
     reporter: Reporter,
     show: Callable[[bytes], None],
 ) -> dict[str, Any]:
@@ -191,8 +133,12 @@ def _follow(
         if not ready and lived > options.ready_s:
             raise TimedOut("not ready")
     if described["state"] == "done" or (described["state"] == "stopped" and options.follow):
-        if not watch.markers_seen:
-            raise RunFailed(f"{name} of {app.name} ended well but {watch.lacks()}", next=f"ctdeploy logs {name}")
+        if not watch.ready:
+            raise RunFailed(
+                f"{name} of {app.name} {describe_end(described)}, but was never ready: {watch.lacks()}",
+                next=f"ctdeploy logs {name}",
+                remote="\n".join(watch.last),
+            )
         return described
     raise RunFailed(
         f"{name} of {app.name} {describe_end(described)}",
@@ -202,7 +148,7 @@ def _follow(
 
 
 def _result(
-    container: Container, app: App, described: dict[str, Any], watch: _Watch, ready: bool | None, began: float
+    container: Container, app: App, described: dict[str, Any], watch: Watch, ready: bool | None, began: float
 ) -> RunResult:
     return RunResult(
         app=app.name,

@@ -24,7 +24,9 @@ def describe_end(run: dict[str, Any]) -> str:
     if state == "lost":
         return "is lost: its supervisor and its process are gone without a word (container restart or power cut)"
     if state == "stopped":
-        how = f"exit code {run['exit_code']}" if "exit_code" in run else run.get("signal", "")
+        how = (
+            f"exit code {run['exit_code']}" if "exit_code" in run else run.get("signal") or run.get("note") or "no code"
+        )
         return f"was stopped ({how})"
     if "signal" in run:
         if run["signal"] == "SIGKILL":

@@ -9,8 +9,8 @@ from typing import Any
 from ctdeploy.errors import TimedOut
 from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops.connection import connect, who
-from ctdeploy.ops.logs import ENDED
 from ctdeploy.ops.reporter import Reporter
+from ctdeploy.remote.payloads.runs import ENDED
 from ctdeploy.remote.session import Session
 
 GRACE_S = 30.0

@@ -13,11 +13,10 @@ from ctdeploy.inventory.values import App, Container
 from ctdeploy.journal import Journal
 from ctdeploy.ops import checks
 from ctdeploy.ops.connection import connect, who
+from ctdeploy.ops.measure import measure
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.release.build import build_release
 from ctdeploy.remote.session import Session
-
-VERIFY_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,12 @@ def verify(
     source = app.source((), forbidden)
     with connect(container, reporter) as link, Session(link.transport, link.place, app.name, who()) as session:
         hello = session.hello()
-        answer = session.call(
-            "verify",
-            markers=list(wanted),
-            forbidden=[pattern._asdict() for pattern in source.forbidden],
-            answer_s=VERIFY_S,
-        )
-    release = answer["release"]
+        measured = measure(session, hello, markers=wanted, forbidden=source.forbidden)
+    release = measured.release
+    assert release is not None
     manifest = release["manifest"]
-    checks.no_drift(answer["drift"], next="ctdeploy push --force")
     if path is not None:
         _same_as_here(path, app, release)
-    checks.no_compile_errors(answer["errors"], hello)
-    found = checks.markers_as_wanted(answer["markers"], wanted)
     warnings = _beliefs(container, app, manifest["digest"])
     if strict and warnings:
         raise VerifyError(warnings[0], next="ctdeploy push")
@@ -88,7 +80,7 @@ def verify(
         git=(git["revision"][:12] + ("-dirty" if git["dirty"] else "")) if git else None,
         python=checks.version_text(hello),
         files=len(manifest["files"]),
-        markers=found,
+        markers=measured.markers,
         warnings=tuple(warnings),
     )
 

@@ -50,10 +50,6 @@ class Pct:
         """Start a container. Returns before the guest's init is ready."""
         return self.argv("start", str(ct))
 
-    def list(self) -> tuple[str, ...]:
-        """List the containers of this node."""
-        return self.argv("list")
-
 
 def failure(ct: int, host: str, stderr: str, name: str | None = None) -> CtdeployError | None:
     """What pct, sudo, the shell or lxc-attach said, as an error with a way out; None for words of no known failure.
@@ -74,7 +70,7 @@ def unknown_failure(ct: int, host: str, stderr: str, exit_code: int | None) -> H
     """For an end of pct that nothing explains."""
     return HostError(
         f"pct on {host} ended with {exit_code} for container {ct}",
-        next="ctdeploy status --verbose",
+        next=f"try it on the host: pct exec {ct} -- /bin/true",
         layer="pct",
         remote=stderr,
     )
@@ -139,7 +135,8 @@ _FAILURES: tuple[tuple[str, str, str, str], ...] = (
         "host",
     ),
     (
-        r"^(?:/usr/bin/)?env: .(?P<program>/[^':]+).?: (?:No such file|Permission denied)",
+        # coreutils in two quoting styles, and busybox (Alpine).
+        r"env: (?:can't execute )?.(?P<program>/[^'\u2019]+).: (?:No such file|Permission denied)",
         "container {ct} on {host} has no usable {program}",
         'say python = "/path/to/python" in its [containers.…] table',
         "container",

@@ -18,6 +18,7 @@ from ctdeploy.errors import (
     NetworkError,
     RunFailed,
     TimedOut,
+    UsageError,
     VerifyError,
 )
 from ctdeploy.remote import payload, pct
@@ -35,6 +36,7 @@ _ERRORS: dict[str, type[CtdeployError]] = {
     "host": HostError,
     "missing": MissingError,
     "run": RunFailed,
+    "usage": UsageError,
 }
 
 
@@ -144,8 +146,11 @@ class Session:
             output = self._process.read(min(left, 1.0))
             self._buffer += output.stdout
             self._stderr = (self._stderr + output.stderr)[-20_000:]
-            if output.ended and self._frame_start() is None:
-                raise self._ended()
+            if output.ended:
+                frame = self._frame()
+                if frame is None:
+                    raise self._ended()
+                break
         body, blob = frame
         if "failure" in body:
             raise self._failure(body)

@@ -19,7 +19,9 @@ mkdir -m 700 -- "$folder" || exit 3
 echo "$nonce ready"
 while read -r word size; do
   case $word in
-    stdin) head -c "$size" > "$folder/bundle" && echo "$nonce stored" ;;
+    stdin)
+      head -c "$size" > "$folder/bundle" || { echo "$nonce short $(wc -c < "$folder/bundle")"; exit 4; }
+      echo "$nonce stored" ;;
     push)
       have=$(wc -c < "$folder/bundle") || have=none
       [ "$have" -eq "$size" ] 2>/dev/null || { echo "$nonce short $have"; continue; }

@@ -14,6 +14,7 @@ from ctdeploy.remote.session import Place
 from ctdeploy.transport.base import Process, Transport
 
 STEP_S = 60.0
+SLOWEST_BYTES_PER_S = 256 * 1024  # of a host's storage, for the time that `pct push` gets
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Stager:
 
     def finish(self) -> Pushed:
         """Wait for the end of `pct push`. Raises HostError only for what pct says plainly; it says little."""
-        code = int(self._wait_for("pushed"))
+        code = int(self._wait_for("pushed", STEP_S + len(self._bundle) / SLOWEST_BYTES_PER_S))
         said = self._said()
         if code != 0:
             error = pct.failure(self._place.ct, self._place.host, said, self._place.name)
@@ -92,9 +93,9 @@ class Stager:
                 pass
         self._process.close()
 
-    def _wait_for(self, word: str) -> str:
+    def _wait_for(self, word: str, limit_s: float = STEP_S) -> str:
         """The rest of the helper's line that starts with the nonce and `word`."""
-        deadline = time.monotonic() + STEP_S
+        deadline = time.monotonic() + limit_s
         while True:
             while b"\n" in self._stdout:
                 line, self._stdout = self._stdout.split(b"\n", 1)
@@ -111,7 +112,7 @@ class Stager:
                 raise self._ended()
             if time.monotonic() > deadline:
                 raise TimedOut(
-                    f"{self._place.host} did not get to '{word}' within {STEP_S:.0f} s",
+                    f"{self._place.host} did not get to '{word}' within {limit_s:.0f} s",
                     layer="host",
                     next="is another pct task busy there? ctdeploy push tries again",
                     remote=self._said(),

@@ -129,8 +129,9 @@ class SSHTransport:
                 next=f"ssh -v -p {hop.port} {hop.user}@{hop.address}",
             ) from error
         login.check_host_key(key, keys, name, host, hop)
-        self._keepalives.append(Keepalive(transport))
         login.authenticate(transport, hop, host)
+        # Not before: OpenSSH answers such questions only after the login.
+        self._keepalives.append(Keepalive(transport))
 
     def _sftp(self) -> paramiko.SFTPClient:
         channel = self._last.open_session(timeout=self._endpoint.connect_s)

@@ -56,6 +56,7 @@ def test_usage_errors_end_with_2_in_one_message_and_with_json_in_one_document(
         ("[defaults]\nct = 5\n", "hosts.toml:2"),
         ("[containers.c]\nhost = 'nope'\nct = 200\n", "hosts.toml:2"),
         ("[apps.a\n", "hosts.toml:1"),
+        ("[containers.c]\nhost = 'lab'\nct = 300\npython = '/opt/vä/python'\n", "hosts.toml:4"),
     ],
 )
 def test_a_wrong_hosts_toml_ends_with_3_and_names_file_and_line(program: Program, text: str, says: str):
@@ -150,6 +151,12 @@ def test_a_signal_detaches_and_the_run_goes_on(running: Program, number: signal.
     assert following.returncode == code
     assert b"Traceback" not in err
     assert running.ok("status", "--json").json["runs"][-1]["state"] == "running"
+    with_json = start(running, "logs", "-f", "--json")
+    assert with_json.stdout is not None
+    with_json.stdout.readline()
+    with_json.send_signal(number)
+    out, _ = with_json.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1])["error"]["code"] == code
 
 
 def test_json_logs_are_json_lines_that_hold_every_byte(running: Program):
@@ -159,3 +166,35 @@ def test_json_logs_are_json_lines_that_hold_every_byte(running: Program):
     data = b"".join(base64.b64decode(line["data"]) for line in lines)
     assert data.decode() == "".join(f"line {n}\n" for n in range(2000))
     assert lines[0]["offset"] == 0
+
+
+def test_output_that_the_terminal_cannot_show_is_replaced_not_a_crash(program: Program):
+    program.write("hello.py", "print('ä → 😀', 'cudagraphs=False')\n")
+    shown = program.ok(
+        "push", "hello.py", "--marker", "cudagraphs=False", "--dry-run", env={"PYTHONIOENCODING": "ascii"}
+    )
+    assert "hello.py" in shown.out
+    assert program("config", "show", "--config", "ä.toml", env={"PYTHONIOENCODING": "ascii"}).code == 3
+
+
+def test_closed_standard_streams_are_no_crash(program: Program):
+    line = f"exec {sys.executable} -m ctdeploy config show >&- 2>&-"
+    done = subprocess.run(["sh", "-c", line], cwd=program.folder, env=environment(), check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def test_json_has_null_for_a_loss_that_is_no_number():
+    import io
+
+    from ctdeploy.cli.environment import Environment, Options
+
+    out = io.StringIO()
+    Environment(Options(json=True), stdout=out, stderr=io.StringIO()).document({"runs": [{"loss": float("nan")}]})
+    assert json.loads(out.getvalue(), parse_constant=pytest.fail)["runs"] == [{"loss": None}]
+
+
+def test_a_state_folder_that_cannot_be_used_costs_a_warning_not_the_push(program: Program, container: Container):
+    program.write("solo.py", "print('hi')\n")
+    pushed = program.ok("push", "--ct", "200", "solo.py", env={"XDG_STATE_HOME": "/proc/nowhere"})
+    assert "could not be remembered" in pushed.err
+    container.run("/bin/rm", "-rf", "/opt/ctdeploy/solo")

@@ -304,3 +304,46 @@ def test_a_script_that_needs_no_hosts_toml_is_pushed_by_its_path(program: Progra
     assert (pushed["app"], pushed["container"], pushed["files"]) == ("solo", "lab", 1)
     assert program.ok("run", "--app", "solo", "--follow").out.startswith("cudagraphs=False\n")
     until(lambda: program.ok("status", "--app", "solo", "--json").json["runs"][-1]["state"] == "done")
+
+
+def test_a_run_that_ends_well_without_ever_being_ready_ends_with_9(project: Program, container: Container):
+    project.write("train.py", SCRIPT.replace("step 1 done", "something else").replace("time.sleep(600)", ""))
+    project.ok("push")
+    ended = project("run")
+    assert ended.code == 9
+    assert "never ready" in ended.err
+    assert "step 1 done" in ended.err
+
+
+def test_a_release_that_was_edited_in_the_container_is_mended_by_force(project: Program, container: Container):
+    project.ok("push")
+    container.run("/bin/sh", "-c", "echo '#' >> /opt/ctdeploy/train/current/helper.py")
+    refused = project("push")
+    assert refused.code == 7
+    assert "ctdeploy push --force" in refused.err
+    mended = project.ok("push", "--force", "--json").json
+    assert mended["sent"] == 1
+    project.ok("verify")
+
+
+def test_hints_name_the_app_and_container_that_were_meant(project: Program, container: Container):
+    project.write(
+        "hosts.toml", HOSTS.replace("[apps.train]", 'app = "other"\n[apps.other]\nentry = "o.py"\n[apps.train]')
+    )
+    project.write("o.py", "print()\n")
+    assert "next: ctdeploy run --ct 200 --app train" in project.ok("push", "--ct", "200", "--app", "train").err.replace(
+        "--app train --ct 200", "--ct 200 --app train"
+    )
+    missing = project("logs", "r9", "--app", "train", "--json").json["error"]
+    assert missing["code"] == 11
+    assert missing["next"].endswith("--app train")
+
+
+def test_a_log_that_grows_faster_than_it_is_read_still_has_an_end(project: Program, container: Container):
+    project.write("train.py", "print('cudagraphs=False', flush=True)\nwhile True:\n    print('x' * 4000)\n")
+    project.write("hosts.toml", HOSTS.replace("step 1 done", "xxx"))
+    project.ok("push")
+    project.ok("run")
+    assert project.ok("logs", "-n", "1").out.count("\n") <= 2
+    assert project.ok("logs").out.startswith("cudagraphs=False\n")
+    project.ok("stop", "--grace", "0")

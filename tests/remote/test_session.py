@@ -9,17 +9,23 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from ctdeploy.errors import HostError, LockedError, MissingError, VerifyError
+from ctdeploy.errors import HostError, LockedError, MissingError, UsageError, VerifyError
+from ctdeploy.remote.payloads.runs import Runs
 from ctdeploy.remote.session import Session
+from ctdeploy.transport.base import Output
 from tests.support.local import LocalTransport, local_place
 
 SCRIPT = b'print("compiling forward (cudagraphs=False)", flush=True)\n'
@@ -145,16 +151,28 @@ def test_a_path_that_leads_out_of_the_release_is_refused(box: Box):
     assert not (box.folder / "evil.py").exists()
 
 
-def test_content_of_older_releases_is_used_and_hashed_again(box: Box):
+def test_content_of_older_releases_is_used_but_only_what_still_has_the_hash(box: Box):
     old = box.deploy(main=SCRIPT, helper=b"x = 1\n")
     wanted = manifest(main=SCRIPT + b"#2\n", helper=b"x = 1\n")
     with box.session() as session:
         session.call("lock", why="test", wait_s=0)
-        missing = session.call("missing", files=wanted["files"])["missing"]
-        assert missing == [sha(SCRIPT + b"#2\n")]
+        assert session.call("missing", files=wanted["files"])["missing"] == [sha(SCRIPT + b"#2\n")]
         (Path(old["path"]) / "helper.py").write_bytes(b"x = 2\n")
-        with pytest.raises(VerifyError, match="older release has changed"):
+        missing = session.call("missing", files=wanted["files"])["missing"]
+        assert missing == sorted([sha(SCRIPT + b"#2\n"), sha(b"x = 1\n")])
+        with pytest.raises(VerifyError, match="did not arrive"):
             session.call("place", manifest=wanted, bundle=bundle(box.folder, SCRIPT + b"#2\n"))
+
+
+def test_an_active_release_that_lost_its_manifest_can_be_replaced(box: Box):
+    stored = box.deploy(main=SCRIPT)
+    for text in (None, "{ not json"):
+        path = Path(stored["path"]) / "RELEASE.json"
+        path.unlink() if text is None else path.write_text(text)
+        with box.session() as session, pytest.raises(VerifyError, match=r"no readable RELEASE\.json"):
+            session.call("verify")
+        stored = box.deploy(main=SCRIPT)
+        assert box.active == f"releases/{stored['name']}"
 
 
 @pytest.mark.parametrize(
@@ -333,6 +351,7 @@ def test_stop_works_when_the_supervisor_was_killed(box: Box):
         session.call("stop", run="r1", grace_s=1)
         answer = session.call("wait", run="r1", wait_s=1)
     assert answer["run"]["state"] == "stopped"
+    assert answer["run"]["note"] == "its supervisor was gone"
     assert answer["left"] == []
 
 
@@ -403,3 +422,179 @@ def test_a_python_that_is_not_there_is_named_with_the_way_out(box: Box):
     with session, pytest.raises(HostError, match="no usable /opt/none/bin/python") as caught:
         session.hello()
     assert "python =" in (caught.value.next or "")
+
+
+def test_a_stop_on_a_full_disk_still_ends_the_run_and_its_verdict_is_not_lost(box: Box):
+    box.dest.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", box.dest], check=True)
+    try:
+        stored = box.deploy(main=b"import time\ntime.sleep(600)\n")
+        with box.session() as session:
+            run = box.launch(session, stored)
+            filler = box.dest / "filler"
+            with contextlib.suppress(OSError):
+                filler.write_bytes(b"x" * 10_000_000)
+            with contextlib.suppress(OSError), (box.dest / "rest").open("ab", buffering=0) as rest:
+                while True:
+                    rest.write(b"x")
+            with pytest.raises(OSError, match="No space"):
+                (box.dest / "proof").write_bytes(b"x" * 4096)
+            session.call("stop", run="r1", grace_s=0.5)
+            until(lambda: not (Path("/proc") / str(run["pid"])).exists())
+            filler.unlink()
+            until(lambda: session.call("wait", run="r1", wait_s=1)["run"]["state"] == "stopped")
+    finally:
+        subprocess.run(["umount", "-l", box.dest], check=True)
+
+
+def test_stop_ends_what_a_lost_run_left_behind(box: Box):
+    stored = box.deploy(main=CHILDREN)
+    with box.session() as session:
+        run = box.launch(session, stored)
+        until(lambda: session.call("status", run="r1")["runs"][0]["log_size"] > 0)
+        identity = json.loads((Path(run["path"]) / "status.json").read_text())["identity"]
+        for who in ("supervisor", "child"):
+            os.kill(identity[who]["pid"], signal.SIGKILL)
+        until(lambda: session.call("status", run="r1")["runs"][0]["state"] == "lost")
+        assert session.call("wait", run="r1", wait_s=0)["left"]
+        session.call("stop", run="r1", grace_s=0.3)
+        assert session.call("wait", run="r1", wait_s=0)["left"] == []
+
+
+def test_a_second_stop_shortens_the_grace_of_the_first(box: Box):
+    stored = box.deploy(
+        main=b"import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    with box.session() as session:
+        box.launch(session, stored)
+        until(lambda: session.call("status", run="r1")["runs"][0]["log_size"] > 0)
+        session.call("stop", run="r1", grace_s=600)
+        assert session.call("wait", run="r1", wait_s=0.5)["run"]["state"] == "stopping"
+        session.call("stop", run="r1", grace_s=0)
+        run = until(lambda: (got := session.call("wait", run="r1", wait_s=1)["run"])["state"] == "stopped" and got)
+    assert run["signal"] == "SIGKILL"
+
+
+def test_a_stop_means_the_run_that_lives_and_never_guesses_between_two(box: Box):
+    sleeper = b"import sys, time\ntime.sleep(float(sys.argv[1]))\n"
+    stored = box.deploy(main=sleeper)
+    with box.session() as session:
+        box.launch(session, stored, args=["600"])
+        box.launch(session, stored, args=["0"])
+        until(lambda: session.call("wait", run="r2", wait_s=1)["run"]["state"] == "done")
+        assert session.call("stop", run=None, grace_s=1)["run"]["run"] == "r1"
+        until(lambda: session.call("wait", run="r1", wait_s=1)["run"]["state"] == "stopped")
+        box.launch(session, stored, args=["600"])
+        box.launch(session, stored, args=["600"])
+        with pytest.raises(UsageError, match="r3, r4"):
+            session.call("stop", run=None, grace_s=1)
+        for name in ("r3", "r4"):
+            session.call("stop", run=name, grace_s=1)
+            until(lambda name=name: session.call("wait", run=name, wait_s=1)["run"]["state"] == "stopped")
+
+
+def test_a_run_that_cannot_be_started_is_failed_at_once_with_the_reason(box: Box):
+    stored = box.deploy(main=b"pass")
+    (Path(stored["path"]) / "main.py").unlink()
+    Path(stored["path"]).rename(box.folder / "elsewhere")
+    with box.session() as session:
+        run = box.launch(session, stored)
+    assert run["state"] == "failed"
+    assert "could not start" in run["reason"]
+
+
+def test_a_holder_that_is_gone_is_not_shown_as_one(box: Box):
+    box.deploy(main=SCRIPT)
+    with box.session() as session:
+        session.call("lock", why="test", wait_s=0)
+        with box.session() as other:
+            assert other.call("status")["lock"]["who"] == "tester"
+        os.kill(box.transport.processes[-2].popen.pid, signal.SIGKILL)
+        box.transport.processes[-2].popen.wait()
+    assert (box.dest / "app/lock/holder.json").exists()
+    with box.session() as session:
+        assert session.call("status")["lock"] is None
+
+
+def test_a_push_that_does_not_get_the_lock_takes_its_bundle_with_it(box: Box):
+    landed = box.folder / "landed"
+    landed.write_text("a bundle")
+    with box.session("alice") as first, box.session("bob") as second:
+        first.call("lock", why="push", wait_s=0)
+        with pytest.raises(LockedError):
+            second.call("lock", why="push", wait_s=0, incoming=str(landed))
+    assert not landed.exists()
+
+
+def test_imports_are_looked_for_in_the_environment_of_the_run(box: Box):
+    library = box.folder / "lib"
+    library.mkdir()
+    (library / "only_by_pythonpath.py").write_text("raise SystemExit('was imported')\n")
+    wanted = dict(manifest(main=SCRIPT), imports=["json", "only_by_pythonpath", "nowhere_at_all"])
+    with box.session() as session:
+        session.call("lock", why="test", wait_s=0)
+        placed = session.call("place", manifest=wanted, bundle=bundle(box.folder, SCRIPT))
+        asked = {"path": placed["path"], "manifest": placed["manifest"], "user": "root"}
+        assert session.call("verify", **asked, env={"PYTHONPATH": str(library)})["imports_missing"] == [
+            "nowhere_at_all"
+        ]
+        assert "only_by_pythonpath" in session.call("verify", **asked, env={})["imports_missing"]
+
+
+def test_folders_are_for_everybody_to_read_whatever_the_umask_of_the_login(box: Box):
+    before = os.umask(0o077)
+    try:
+        stored = box.deploy(main=SCRIPT)
+    finally:
+        os.umask(before)
+    assert Path(stored["path"]).stat().st_mode & 0o777 == 0o755
+    assert (Path(stored["path"]) / "main.py").stat().st_mode & 0o777 == 0o644
+    assert box.dest.stat().st_mode & 0o777 == 0o755
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.lists(st.sampled_from([b"a", b"\n", b"long " * 3, b"\r"]), max_size=60).map(b"".join),
+    lines=st.integers(0, 20),
+)
+def test_the_last_lines_of_a_log_are_those_that_tail_shows(tmp_path: Path, text: bytes, lines: int):
+    (tmp_path / "runs" / "r1").mkdir(parents=True, exist_ok=True)
+    log = tmp_path / "runs" / "r1" / "log"
+    log.write_bytes(text)
+    runs = Runs(str(tmp_path), "app")
+    with mock.patch("ctdeploy.remote.payloads.runs.BLOCK", 7):
+        start, end = runs.last_lines("r1", lines)
+    tail = subprocess.run(["tail", "-n", str(lines), log], capture_output=True, check=True).stdout
+    assert text[start:end] == tail
+
+
+class CutProcess:
+    """A command that ends in the middle of an answer, as when its container is stopped."""
+
+    exit_code = 137
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.reads = 0
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def read(self, timeout_s: float) -> Output:
+        self.reads += 1
+        assert self.reads < 100, "spins"
+        nonce = self.sent.split(b'"nonce": "')[1].split(b'"')[0]
+        return Output(nonce + b" 100 0\n{", b"", ended=False) if self.reads == 1 else Output(b"", b"", ended=True)
+
+    def close_stdin(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_end_in_the_middle_of_an_answer_is_told_as_what_it_is():
+    transport = mock.Mock(run=lambda argv: CutProcess())
+    session = Session(transport, local_place(Path("/opt"), "/usr/bin/python3"), "app", "t")
+    with session, pytest.raises(HostError, match="stopped meanwhile"):
+        session.hello()

@@ -59,11 +59,11 @@ def replace_json(path: str, value: Any, mode: int = 0o644) -> None:
 
 
 def read_json(path: str) -> Any:
-    """A JSON file's value, or None where it does not exist."""
+    """A JSON file's value, or None where there is none that can be read."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 

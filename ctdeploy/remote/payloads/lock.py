@@ -18,9 +18,19 @@ class AppLock:
         self._folder = folder
         self._descriptor: Optional[int] = None
 
-    @property
-    def held(self) -> bool:
-        return self._descriptor is not None
+    def holder(self) -> Optional[dict[str, Any]]:
+        """Who holds the lock now; None when nobody does, whatever an ended holder may have left written."""
+        try:
+            descriptor = os.open(os.path.join(self._folder, "flock"), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return read_json(os.path.join(self._folder, "holder.json")) or {"who": "somebody", "why": "unknown"}
+        finally:
+            os.close(descriptor)
+        return None
 
     def acquire(self, holder: dict[str, Any], wait_s: float, gone: Callable[[float], bool]) -> None:
         """Take the lock, waiting at most so long. `gone(seconds)` sleeps and tells whether our own client left.

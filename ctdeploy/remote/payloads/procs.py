@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, Optional
+import signal
+import time
+from typing import Any, Callable, Optional
 
 
 def start_time(pid: int) -> Optional[int]:
@@ -80,6 +83,38 @@ def descendants(pid: int) -> list[int]:
             found.append(child)
             todo.append(child)
     return sorted(found)
+
+
+def end_all(members: Callable[[], list[int]], number: int, patience_s: float, poll: Callable[[], None]) -> None:
+    """Signal every member once, also those that appear meanwhile, until none is left or the patience is over."""
+    deadline = time.monotonic() + patience_s
+    signalled: set[int] = set()
+    while True:
+        poll()
+        rest = members()
+        if not rest:
+            return
+        for pid in rest:
+            if pid not in signalled:
+                signalled.add(pid)
+                send_signal(pid, number)
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(0.05)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """kill(2), where a process that is gone is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; SIG40 for one without a name (real-time signals)."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
 
 
 def command_of(pid: int) -> str:

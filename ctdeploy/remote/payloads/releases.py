@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import warnings
 from typing import Any, Iterator, Optional
 
 from ctdeploy.remote.payloads import markers
+from ctdeploy.remote.payloads.account import child_identity, environment
 from ctdeploy.remote.payloads.files import (
     Failure,
     append_line,
@@ -58,8 +60,12 @@ class Releases:
                 "pip install --upgrade ctdeploy",
             )
 
-    def active(self) -> Optional[dict[str, Any]]:
-        """The active release: name, number and its manifest; None when nothing was activated yet."""
+    def active(self, must_be_whole: bool = False) -> Optional[dict[str, Any]]:
+        """The active release: name, number and its manifest; None when nothing was activated yet.
+
+        One that has lost its manifest counts as none, so that a push can mend it; with `must_be_whole` it raises
+        Failure("verify").
+        """
         try:
             target = os.readlink(self.current)
         except FileNotFoundError:
@@ -73,7 +79,9 @@ class Releases:
         name = os.path.basename(target)
         manifest = read_json(os.path.join(self.folder, name, MANIFEST))
         if manifest is None:
-            raise Failure("verify", f"the active release {name} has no {MANIFEST}", "ctdeploy push --force")
+            if not must_be_whole:
+                return None
+            raise Failure("verify", f"the active release {name} has no readable {MANIFEST}", "ctdeploy push --force")
         return {"name": name, "number": _number(name), "path": os.path.join(self.folder, name), "manifest": manifest}
 
     def names(self) -> list[str]:
@@ -83,16 +91,16 @@ class Releases:
         return sorted((name for name in os.listdir(self.folder) if RELEASE_NAME.match(name)), key=_number)
 
     def missing(self, files: list[dict[str, Any]]) -> list[str]:
-        """Which of these hashes no release here has, by the manifests. (Every byte is hashed again when placed.)"""
-        have = set(self._known())
-        return sorted({entry["sha256"] for entry in files} - have)
+        """Which of these hashes no file of a release here really has. Manifests only tell where to look."""
+        known = self._known()
+        wanted = {entry["sha256"] for entry in files}
+        return sorted(sha256 for sha256 in wanted if _whole_copy(known.get(sha256, []), sha256) is None)
 
-    def sweep(self, keep: Optional[str] = None) -> None:
+    def sweep(self) -> None:
         """Remove what a killed push left. Only the holder of the lock may call this."""
         for name in os.listdir(self.folder):
-            path = os.path.join(self.folder, name)
-            if name.startswith(".incoming-") and path != keep:
-                shutil.rmtree(path, ignore_errors=True)
+            if name.startswith(".incoming-"):
+                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
 
     def place(self, manifest: dict[str, Any], incoming: str, bundle: Optional[dict[str, Any]]) -> None:
         """Build the release's folder at `incoming` from the pushed bundle and from releases that have the same bytes.
@@ -110,13 +118,9 @@ class Releases:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             data = blobs.get(entry["sha256"])
             if data is None:
-                source = known.get(entry["sha256"])
-                if source is None:
-                    raise Failure("verify", f"{entry['path']}: its content did not arrive", "ctdeploy push")
-                with open(source, "rb") as file:
-                    data = file.read()
-            if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-                raise Failure("verify", f"{entry['path']}: the copy in an older release has changed", "ctdeploy push")
+                data = _whole_copy(known.get(entry["sha256"], []), entry["sha256"])
+            if data is None or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+                raise Failure("verify", f"{entry['path']}: its content did not arrive", "ctdeploy push")
             write_new(path, data, entry["mode"])
         replace_json(os.path.join(incoming, MANIFEST), manifest)
         for folder, _, _ in os.walk(incoming):
@@ -144,8 +148,9 @@ class Releases:
         fsync_folder(self.home)
 
     def record(self, event: str, **facts: Any) -> None:
-        """One line of history."""
-        append_line(os.path.join(self.home, "history.jsonl"), dict(facts, event=event, at=time.time()))
+        """One line of history, where there is room for it: what it tells of is done already."""
+        with contextlib.suppress(OSError):
+            append_line(os.path.join(self.home, "history.jsonl"), dict(facts, event=event, at=time.time()))
 
     def _last_number(self) -> int:
         last = 0
@@ -158,14 +163,13 @@ class Releases:
             pass
         return last
 
-    def _known(self) -> dict[str, str]:
-        known: dict[str, str] = {}
-        for name in self.names():
+    def _known(self) -> dict[str, list[str]]:
+        """Where each hash should lie, newest release first."""
+        known: dict[str, list[str]] = {}
+        for name in reversed(self.names()):
             manifest = read_json(os.path.join(self.folder, name, MANIFEST)) or {"files": []}
             for entry in manifest["files"]:
-                path = os.path.join(self.folder, name, entry["path"])
-                if os.path.isfile(path):
-                    known[entry["sha256"]] = path
+                known.setdefault(entry["sha256"], []).append(os.path.join(self.folder, name, entry["path"]))
         return known
 
 
@@ -223,11 +227,13 @@ def search_markers(path: str, manifest: dict[str, Any], wanted: list[str], forbi
     return markers.search(files, wanted, forbidden, python=[manifest["entry"]]).as_dict()
 
 
-def imports_not_found(path: str, entry: str, names: list[str]) -> list[str]:
-    """Top-level modules that the launch interpreter, with its site-packages, has no spec for. Nothing is imported."""
+def imports_not_found(path: str, entry: str, names: list[str], user: str, variables: dict[str, str]) -> list[str]:
+    """Top-level modules that the launch interpreter has no spec for, as the run's user and in its environment.
+
+    Nothing of them is imported: find_spec of a top-level name runs no code of it.
+    """
     if not names:
         return []
-    # A child without -S, since this session runs without site-packages; find_spec of a top-level name runs no code.
     code = (
         "import importlib.util, json, sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
@@ -239,13 +245,15 @@ def imports_not_found(path: str, entry: str, names: list[str]) -> list[str]:
         "print(json.dumps([n for n in json.loads(sys.argv[2]) if not found(n)]))\n"
     )
     folder = os.path.dirname(os.path.join(path, entry))
+    # A child without -S: this session runs without site-packages.
     child = subprocess.run(
         [sys.executable, "-B", "-c", code, folder, json.dumps(names)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=IMPORTS_S,
         cwd="/",
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+        env=environment(user, variables),
+        **child_identity(user),
     )
     if child.returncode != 0:
         raise Failure("verify", "the launch interpreter failed", remote=child.stderr.decode("utf-8", "replace"))
@@ -253,18 +261,33 @@ def imports_not_found(path: str, entry: str, names: list[str]) -> list[str]:
     return missing
 
 
+def _whole_copy(paths: list[str], sha256: str) -> Optional[bytes]:
+    """The content of the first of these files that still has the hash."""
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError:
+            continue
+        if hashlib.sha256(data).hexdigest() == sha256:
+            return data
+    return None
+
+
 def _open_bundle(bundle: dict[str, Any]) -> dict[str, bytes]:
     path = bundle["path"]
     try:
         size = os.path.getsize(path)
     except FileNotFoundError:
-        raise Failure("verify", f"pct push left no file at {path} in the container", arrived=None) from None
+        where = os.path.dirname(path)
+        raise Failure(
+            "verify", f"pct push left no file at {path} in the container", f"is there a writable {where} in it?"
+        ) from None
     if size != bundle["size"]:
         raise Failure(
             "verify",
             f"pct push wrote {size} of {bundle['size']} bytes and did not say so",
             "is the container's disk full? ctdeploy push tries again",
-            arrived=size,
         )
     if sha256_of(path) != bundle["sha256"]:
         raise Failure("verify", "what pct push wrote is not what was sent (SHA-256 differs)", "ctdeploy push")

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import re
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 from ctdeploy.remote.payloads import procs
+from ctdeploy.remote.payloads.account import account, environment
 from ctdeploy.remote.payloads.files import Failure, fsync_folder, read_json, replace_json
 
 RUN_NAME = re.compile(r"^r(\d+)$")
 ENDED = ("done", "failed", "stopped", "lost")
 LAUNCH_S = 20.0
+KILL_S = 10.0
 CHUNK = 1 << 20
+BLOCK = 1 << 16
 
 
 class Runs:
@@ -56,12 +58,12 @@ class Runs:
 
         `orders`: release (name, number, path), entry, args, env, user, who, grace_s. Raises Failure("run").
         """
-        account = self._account(orders["user"])
+        entry_of_user = account(orders["user"])
         name, folder = self._new_folder()
         release = orders["release"]
         entry = os.path.join(release["path"], orders["entry"])
         argv = [sys.executable, entry, *orders["args"]]
-        env = {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name, **orders["env"]}
+        env = environment(orders["user"], orders["env"])
         env.update(
             CTDEPLOY_RUN_DIR=folder,
             CTDEPLOY_RUN_ID=name,
@@ -77,14 +79,14 @@ class Runs:
             "argv": argv,
             "cwd": release["path"],
             "who": orders["who"],
-            "user": account.pw_name,
+            "user": entry_of_user.pw_name,
             "at": time.time(),
         }
         replace_json(os.path.join(folder, "env"), env, mode=0o600)
         replace_json(os.path.join(folder, "run.json"), run)
         os.mkdir(os.path.join(folder, "checkpoints"), 0o755)
         for path in (folder, os.path.join(folder, "checkpoints")):
-            os.chown(path, account.pw_uid, account.pw_gid)
+            os.chown(path, entry_of_user.pw_uid, entry_of_user.pw_gid)
         self._start_supervisor(
             payload,
             dict(
@@ -97,8 +99,7 @@ class Runs:
         )
         deadline = time.monotonic() + LAUNCH_S
         while time.monotonic() < deadline:
-            status = read_json(os.path.join(folder, "status.json"))
-            if status is not None:
+            if read_json(os.path.join(folder, "status.json")) is not None:
                 return self.describe(name)
             time.sleep(0.02)
         raise Failure("run", f"the supervisor of {name} did not start", None, remote=self._supervisor_words(name))
@@ -114,7 +115,7 @@ class Runs:
             # Between mkdir and the supervisor's first word; for ever, if the machine went down right there.
             result["state"] = "starting" if time.time() - float(run.get("at", 0)) < LAUNCH_S else "lost"
             return result
-        for key in ("attempt", "started", "ended", "exit_code", "signal", "oom_kill", "left", "reason"):
+        for key in ("attempt", "started", "ended", "exit_code", "signal", "oom_kill", "left", "reason", "note"):
             if key in status:
                 result[key] = status[key]
         result["state"] = _state_now(status)
@@ -141,23 +142,58 @@ class Runs:
             if described["state"] in ENDED or time.monotonic() >= deadline or interrupted(0.1):
                 return {"run": described, "offset": offset, "size": size, "data": b""}
 
+    def last_lines(self, name: str, lines: int) -> Tuple[int, int]:
+        """Where the last `lines` lines of the log begin, and where they end."""
+        path = self.path(name, "log")
+        at = size = _size(path)
+        if lines == 0 or size == 0:
+            return size, size
+        wanted = lines
+        with open(path, "rb") as file:
+            while at > 0:
+                start = max(0, at - BLOCK)
+                file.seek(start)
+                block = file.read(at - start)
+                if at == size and block.endswith(b"\n"):
+                    wanted += 1  # the newline that ends the last line begins none
+                found = block.count(b"\n")
+                if found >= wanted:
+                    cut = len(block)
+                    for _ in range(wanted):
+                        cut = block.rindex(b"\n", 0, cut)
+                    return start + cut + 1, size
+                wanted -= found
+                at = start
+        return 0, size
+
+    def to_stop(self, name: Optional[str]) -> str:
+        """The run that a stop means: the one named, else the one that lives. Raises Failure("missing"), ("usage")."""
+        if name is not None:
+            return self.pick(name)
+        living = [each for each in self.names() if self.describe(each)["state"] not in ENDED]
+        if len(living) > 1:
+            raise Failure(
+                "usage", f"several runs of {self.app} live: {', '.join(living)}", f"ctdeploy stop {living[-1]}"
+            )
+        return living[0] if living else self.pick(None)
+
     def ask_to_stop(self, name: str, grace_s: float, who: str) -> None:
         """Tell the supervisor to end the run: TERM, grace, KILL. Where the supervisor is gone, do it from here."""
+        if self.describe(name)["state"] not in ENDED:
+            with contextlib.suppress(OSError):  # a full disk must not keep a run alive
+                replace_json(self.path(name, "stop.json"), {"grace_s": grace_s, "who": who, "at": time.time()})
+        deadline = time.monotonic() + LAUNCH_S
+        while self.describe(name)["state"] == "starting" and time.monotonic() < deadline:
+            time.sleep(0.02)  # its supervisor is coming up, and will see stop.json or our signal
         status = read_json(self.path(name, "status.json"))
-        if status is None or _state_now(status) in ENDED:
+        if status is not None and procs.is_alive(status["identity"]["supervisor"]):
+            procs.send_signal(status["identity"]["supervisor"]["pid"], signal.SIGTERM)
             return
-        replace_json(self.path(name, "stop.json"), {"grace_s": grace_s, "who": who, "at": time.time()})
-        if procs.is_alive(status["identity"]["supervisor"]):
-            os.kill(status["identity"]["supervisor"]["pid"], signal.SIGTERM)
-            return
-        for step, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-            for pid in self._members(name):
-                _signal(pid, step)
-            deadline = time.monotonic() + patience
-            while self._members(name) and time.monotonic() < deadline:
-                time.sleep(0.1)
-        status.update(state="stopped", ended=time.time(), reason="its supervisor was gone; stopped by ctdeploy stop")
-        replace_json(self.path(name, "status.json"), status)
+        for step, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
+            procs.end_all(lambda: self._members(name), step, patience_s, lambda: None)
+        if status is not None and status["state"] not in ENDED and not self._members(name):
+            status.update(state="stopped", ended=time.time(), note="its supervisor was gone")
+            replace_json(self.path(name, "status.json"), status)
 
     def left_over(self, name: str) -> list[dict[str, Any]]:
         """Processes that still belong to the run, by its folder in their environment."""
@@ -178,12 +214,6 @@ class Runs:
                 continue
             fsync_folder(self.folder)
             return f"r{number}", folder
-
-    def _account(self, user: str) -> pwd.struct_passwd:
-        try:
-            return pwd.getpwnam(user)
-        except KeyError:
-            raise Failure("host", f"run_as: the container has no user {user}", "name one of its /etc/passwd") from None
 
     def _start_supervisor(self, payload: bytes, orders: dict[str, Any]) -> None:
         # The orders travel on standard input: an environment in argv would be readable by every user.
@@ -247,8 +277,3 @@ def _last_json_line(path: str) -> Optional[dict[str, Any]]:
         if isinstance(value, dict):
             return value
     return None
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

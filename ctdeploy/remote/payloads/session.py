@@ -6,6 +6,7 @@ It ends at the end of its input, or after a minute without a heartbeat, and hold
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import shutil
@@ -16,14 +17,22 @@ import traceback
 from typing import Any, Callable, Optional
 
 from ctdeploy.remote.payloads import releases as releases_module
-from ctdeploy.remote.payloads.files import Failure, read_json
+from ctdeploy.remote.payloads.files import Failure
 from ctdeploy.remote.payloads.lock import AppLock
 from ctdeploy.remote.payloads.releases import Releases
-from ctdeploy.remote.payloads.runs import Runs
+from ctdeploy.remote.payloads.runs import ENDED, Runs
 from ctdeploy.remote.payloads.wire import EndOfInput, Silence, Wire
 
 STALE_S = 3600.0
 INCOMING = "/var/tmp/.ctdeploy-in-"  # noqa: S108  (layout.INCOMING; this side only sweeps what matches)
+
+
+_NEXT = {
+    errno.ENOSPC: "the container's disk is full: df -h in it, then try again",
+    errno.EDQUOT: "the container's disk quota is used up",
+    errno.EROFS: "choose another dest in its [containers.…] table; this one is read-only",
+    errno.EACCES: "choose another dest in its [containers.…] table",
+}
 
 
 class Session:
@@ -41,6 +50,13 @@ class Session:
 
     def do_hello(self, dest: str, app: str, who: str) -> dict[str, Any]:
         """Who we talk to, and what is there."""
+        if sys.version_info < (3, 9):
+            have = ".".join(map(str, sys.version_info[:3]))
+            raise Failure(
+                "host",
+                f"{sys.executable} is Python {have}; 3.9 is the oldest that works",
+                "name a newer one: python = ",
+            )
         self.who, self.app = who, app
         self.releases = Releases(dest, app)
         self.runs = Runs(self.releases.home, app)
@@ -56,10 +72,10 @@ class Session:
 
     def do_lock(self, why: str, wait_s: float, incoming: Optional[str] = None) -> dict[str, Any]:
         """Take the app's lock, then sweep what killed operations left behind."""
-        self.releases.prepare()
-        self.lock.acquire({"who": self.who, "why": why}, wait_s, self.wire.waiting)
         if incoming:
             self.temporary.append(incoming)
+        self.releases.prepare()
+        self.lock.acquire({"who": self.who, "why": why}, wait_s, self.wire.waiting)
         self.releases.sweep()
         # Others push while they wait for this lock, so only what is old is stale.
         for path in glob.glob(f"{INCOMING}{self.app}-*"):
@@ -68,49 +84,49 @@ class Session:
                     _remove(path)
         return {"active": self.releases.active()}
 
-    def do_unlock(self) -> dict[str, Any]:
-        self.lock.release()
-        return {}
-
     def do_missing(self, files: list[dict[str, Any]]) -> dict[str, Any]:
         return {"missing": self.releases.missing(files)}
 
     def do_place(self, manifest: dict[str, Any], bundle: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         incoming = os.path.join(self.releases.folder, f".incoming-{os.getpid()}-{manifest['digest'][:12]}")
         self.temporary.append(incoming)
+        # By this clock, because the ages that people see are by this clock too.
+        manifest = dict(manifest, at=time.time())
         self.releases.place(manifest, incoming, bundle)
         if bundle:
             _remove(bundle["path"])
-        return {"path": incoming}
+        return {"path": incoming, "manifest": manifest}
 
     def do_verify(
         self,
         manifest: Optional[dict[str, Any]] = None,
         path: Optional[str] = None,
-        release: Optional[str] = None,
         markers: Optional[list[str]] = None,
         forbidden: Optional[list[Any]] = None,
-        check_imports: bool = False,
+        user: Optional[str] = None,
+        env: Optional[dict[str, str]] = None,
     ) -> dict[str, Any]:
-        """Hash, compile, search and look for imports in a placed release, a named one, or the active one."""
+        """Hash, compile and search a placed release, or the active one; with `user`, look for its imports too."""
         found = None
         if path is None or manifest is None:
-            found = self._release(release)
+            found = self._active()
             path, manifest = found["path"], found["manifest"]
         drift = releases_module.compare(path, manifest)
         gone = [line for line in drift if line.endswith(": missing")]
-        imports = manifest.get("imports", []) if check_imports else []
+        imports = manifest.get("imports", []) if user is not None else []
         return {
             "release": found,
             "drift": drift,
             "errors": [] if gone else releases_module.compile_errors(path, manifest),
             "markers": None if gone else releases_module.search_markers(path, manifest, markers or [], forbidden or []),
-            "imports_missing": releases_module.imports_not_found(path, manifest["entry"], imports),
+            "imports_missing": releases_module.imports_not_found(
+                path, manifest["entry"], imports, user or "root", env or {}
+            ),
         }
 
     def do_content(self, path: str, limit: int) -> dict[str, Any]:
         """Up to `limit` + 1 bytes of one file of the active release, in the blob."""
-        active = self._release(None)
+        active = self._active()
         if path not in {entry["path"] for entry in active["manifest"]["files"]}:
             raise Failure("missing", f"{path} is not part of release {active['name']}")
         with open(os.path.join(active["path"], path), "rb") as file:
@@ -134,20 +150,23 @@ class Session:
 
     def do_status(self, run: Optional[str] = None, newest: int = 10) -> dict[str, Any]:
         names = [self.runs.pick(run)] if run else self.runs.names()[-newest:]
-        holder = read_json(os.path.join(self.releases.home, "lock", "holder.json"))
         return {
             "active": self.releases.active(),
             "runs": [self.runs.describe(name) for name in names],
-            "lock": holder,
+            "lock": self.lock.holder(),
             "time": time.time(),
         }
 
     def do_log(self, run: Optional[str], offset: int, wait_s: float = 0.0) -> dict[str, Any]:
-        """Bytes of a run's log, in the blob. A negative offset counts from the end."""
+        """Bytes of a run's log, in the blob."""
         name = self.runs.pick(run)
-        if offset < 0:
-            offset = max(0, os.path.getsize(self.runs.path(name, "log")) + offset)
         return self.runs.read_log(name, offset, wait_s, self.wire.waiting)
+
+    def do_last_lines(self, run: Optional[str], lines: int) -> dict[str, Any]:
+        """Where the last so many lines of a run's log lie."""
+        name = self.runs.pick(run)
+        start, end = self.runs.last_lines(name, lines)
+        return {"run": name, "start": start, "end": end}
 
     def do_run_file(self, run: str, path: str, limit: int) -> dict[str, Any]:
         """Up to `limit` bytes of a file of a run's folder, in the blob."""
@@ -159,7 +178,7 @@ class Session:
             return {"data": file.read(limit)}
 
     def do_stop(self, run: Optional[str], grace_s: float) -> dict[str, Any]:
-        name = self.runs.pick(run)
+        name = self.runs.to_stop(run)
         before = self.runs.describe(name)
         self.runs.ask_to_stop(name, grace_s, self.who)
         self.releases.record("stop", run=name, who=self.who, was=before["state"])
@@ -170,7 +189,7 @@ class Session:
         deadline = time.monotonic() + wait_s
         while True:
             described = self.runs.describe(run)
-            if described["state"] in ("done", "failed", "stopped", "lost"):
+            if described["state"] in ENDED:
                 return {"run": described, "left": self.runs.left_over(run)}
             if time.monotonic() >= deadline or self.wire.waiting(0.1):
                 return {"run": described, "left": []}
@@ -182,18 +201,11 @@ class Session:
         if hasattr(self, "lock"):
             self.lock.release()
 
-    def _release(self, name: Optional[str]) -> dict[str, Any]:
-        if name is None:
-            active = self.releases.active()
-            if active is None:
-                raise Failure("missing", f"no release of {self.app} is active here", "ctdeploy push")
-            return active
-        for known in self.releases.names():
-            if known == name or known.split("-")[0] == name:
-                path = os.path.join(self.releases.folder, known)
-                manifest = read_json(os.path.join(path, releases_module.MANIFEST))
-                return {"name": known, "number": int(known.split("-")[0]), "path": path, "manifest": manifest}
-        raise Failure("missing", f"there is no release {name} of {self.app} here", "ctdeploy status")
+    def _active(self) -> dict[str, Any]:
+        active = self.releases.active(must_be_whole=True)
+        if active is None:
+            raise Failure("missing", f"no release of {self.app} is active here", "ctdeploy push")
+        return active
 
     def _supervisor(self) -> bytes:
         return self.payload + b"\nstart('ctdeploy.remote.payloads.supervisor')\n"
@@ -209,7 +221,7 @@ def _remove(path: str) -> None:
 
 def _serve(session: Session, wire: Wire) -> None:
     while True:
-        request, _ = wire.receive()
+        request = wire.receive()
         op = request.pop("op")
         if op == "bye":
             return
@@ -230,7 +242,8 @@ def _serve(session: Session, wire: Wire) -> None:
             continue
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            wire.answer({"failure": "host", "message": f"{where}{error.strerror or error}", "next": None, "facts": {}})
+            words = f"{where}{error.strerror or error}"
+            wire.answer({"failure": "host", "message": words, "next": _NEXT.get(error.errno or 0), "facts": {}})
             continue
         except Exception:
             wire.answer({"failure": "bug", "message": traceback.format_exc(), "next": None, "facts": {}})
@@ -240,6 +253,7 @@ def _serve(session: Session, wire: Wire) -> None:
 
 def main(payload: bytes) -> None:
     """Serve until the client says bye, goes away or falls silent."""
+    os.umask(0o022)  # the login on the host may have a stricter one, and releases are read by other users
     # A print of some library must not land between two frames.
     sink = os.dup(1)
     os.dup2(2, 1)
@@ -248,7 +262,7 @@ def main(payload: bytes) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
     try:
-        wire.nonce = wire.receive()[0]["nonce"]
+        wire.nonce = wire.receive()["nonce"]
         _serve(session, wire)
     except (EndOfInput, Silence):
         pass

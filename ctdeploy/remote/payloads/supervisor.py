@@ -6,7 +6,6 @@ them. It gets its orders as one JSON line on standard input and talks only throu
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -21,6 +20,7 @@ from ctdeploy.remote.payloads.files import read_json, replace_json
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.2
+WRITE_TRIES = 3600
 KILL_S = 10.0  # a process in uninterruptible sleep outlives SIGKILL for a while; do not wait for ever
 
 
@@ -30,6 +30,7 @@ class Supervisor:
     def __init__(self, orders: dict[str, Any]) -> None:
         self.orders = orders
         self.folder: str = orders["run_dir"]
+        self._stopping = False
         self.status: dict[str, Any] = {
             "schema": 1,
             "run": orders["run"],
@@ -44,24 +45,35 @@ class Supervisor:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Blocked, then taken one by one by sigtimedwait: no handler can interrupt the bookkeeping half-way.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT})
+        if self._stop_asked():
+            self._end(None, [])
+            return
         kills_before = procs.oom_kills()
         child = self._launch()
-        self.status["identity"]["child"] = procs.process_identity(child)
-        self.status["state"] = "running"
-        self._write()
+        if "reason" not in self.status:
+            self.status["identity"]["child"] = procs.process_identity(child)
+            self.status["state"] = "running"
+            self._write()
         code = self._wait_for(child)
         left = self._end_the_rest()
         kills_after = procs.oom_kills()
-        if code < 0:
-            self.status["signal"] = signal.Signals(-code).name
-        else:
-            self.status["exit_code"] = code
         if code == -signal.SIGKILL and kills_before is not None and kills_after is not None:
             self.status["oom_kill"] = kills_after > kills_before
+        self._end(code, left)
+
+    def _end(self, code: Optional[int], left: list[str]) -> None:
+        if code is not None and code < 0:
+            self.status["signal"] = procs.signal_name(-code)
+        elif code is not None:
+            self.status["exit_code"] = code
         self.status["left"] = left
         self.status["ended"] = time.time()
         self.status["state"] = "stopped" if self._stop_asked() else ("done" if code == 0 else "failed")
-        self._write()
+        # The verdict must not be lost to a full disk; while we wait, the run counts as running and `stop` finds us.
+        for _ in range(WRITE_TRIES):
+            if self._write():
+                return
+            time.sleep(1.0)
 
     def _launch(self) -> int:
         orders = self.orders
@@ -110,11 +122,14 @@ class Supervisor:
         code: Optional[int] = None
         while code is None:
             got = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}, POLL_S)
-            if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT) and deadline is None:
+            if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT):
+                # Signal first: writing may fail. A second stop may shorten the grace of the first.
+                self._signal_group(child, signal.SIGTERM)
+                asked = time.monotonic() + self._grace()
+                deadline = asked if deadline is None else min(deadline, asked)
+                self._stopping = True
                 self.status["state"] = "stopping"
                 self._write()
-                deadline = time.monotonic() + self._grace()
-                self._signal_group(child, signal.SIGTERM)
             if deadline is not None and time.monotonic() >= deadline and not killed:
                 killed = True
                 self._signal_group(child, signal.SIGKILL)
@@ -135,25 +150,14 @@ class Supervisor:
 
     def _end_the_rest(self) -> list[str]:
         """TERM, grace, KILL for what the run's own process left behind. Returns the commands that had to be killed."""
-        self._signal_rest_until_gone(signal.SIGTERM, self._grace())
+        procs.end_all(self._rest, signal.SIGTERM, self._grace(), self._reap_all)
         stubborn = [procs.command_of(pid) for pid in self._rest()]
-        self._signal_rest_until_gone(signal.SIGKILL, KILL_S)
-        self._reap(0)
+        procs.end_all(self._rest, signal.SIGKILL, KILL_S, self._reap_all)
+        self._reap_all()
         return stubborn
 
-    def _signal_rest_until_gone(self, number: int, patience_s: float) -> None:
-        deadline = time.monotonic() + patience_s
-        signalled: set[int] = set()
-        while time.monotonic() < deadline:
-            self._reap(0)
-            rest = self._rest()
-            if not rest:
-                return
-            for pid in rest:
-                if pid not in signalled:
-                    signalled.add(pid)
-                    _signal(pid, number)
-            time.sleep(0.05)
+    def _reap_all(self) -> None:
+        self._reap(0)
 
     def _rest(self) -> list[int]:
         ours = set(procs.descendants(os.getpid())) | set(procs.in_environment_of(f"CTDEPLOY_RUN_DIR={self.folder}"))
@@ -163,22 +167,21 @@ class Supervisor:
         try:
             os.killpg(child, number)
         except ProcessLookupError:
-            _signal(child, number)
+            procs.send_signal(child, number)
 
     def _stop_asked(self) -> bool:
-        return os.path.exists(os.path.join(self.folder, "stop.json"))
+        return self._stopping or os.path.exists(os.path.join(self.folder, "stop.json"))
 
     def _grace(self) -> float:
         asked = read_json(os.path.join(self.folder, "stop.json")) or {}
         return float(asked.get("grace_s", self.orders["grace_s"]))
 
-    def _write(self) -> None:
-        replace_json(os.path.join(self.folder, "status.json"), self.status)
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+    def _write(self) -> bool:
+        try:
+            replace_json(os.path.join(self.folder, "status.json"), self.status)
+        except OSError:
+            return False
+        return True
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Frames between the laptop and the session payload.
 
-A request is one line of ASCII JSON, followed by `blob` raw bytes if it says so. An answer is a line
+A request is one line of ASCII JSON. An answer is a line
 `<nonce> <length of JSON> <length of blob>` and then both: the nonce tells it from whatever else a login shell or a
 library may print on the same stream.
 """
@@ -34,16 +34,14 @@ class Wire:
         self._buffer = b""
         self.nonce = ""
 
-    def receive(self) -> tuple[dict[str, Any], bytes]:
-        """The next request and its blob. Heartbeats are swallowed. Raises EndOfInput, Silence, ValueError."""
+    def receive(self) -> dict[str, Any]:
+        """The next request. Heartbeats are swallowed. Raises EndOfInput, Silence, ValueError."""
         while True:
-            line = self._line()
-            request = json.loads(line)
+            request = json.loads(self._line())
             if not isinstance(request, dict):
                 raise ValueError("a request is a JSON object")
-            blob = self._exactly(int(request.pop("blob", 0)))
             if request.get("op") != "beat":
-                return request, blob
+                return request
 
     def answer(self, body: dict[str, Any], blob: bytes = b"") -> None:
         """Send one answer. Raises EndOfInput when nobody listens any more."""
@@ -87,12 +85,6 @@ class Wire:
             self._fill()
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
-
-    def _exactly(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            self._fill()
-        blob, self._buffer = self._buffer[:size], self._buffer[size:]
-        return blob
 
     def _fill(self) -> None:
         if not select.select([self._source], [], [], self._silence_s)[0]:
