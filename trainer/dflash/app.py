@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"next: {error.next}", file=sys.stderr, flush=True)
         return 1
     except WorkerFailed as failure:
-        print(failure.trace, file=sys.stderr)
+        if not isinstance(failure.error, TrainerError):
+            print(failure.trace, file=sys.stderr)
         print(f"error: {failure}", file=sys.stderr, flush=True)
         # Other workers may sit in a kernel or a compiler; they are daemon threads, and nothing waits for them.
         os._exit(1)

@@ -80,6 +80,10 @@ class Pipeline:
     def start(self) -> None:
         """Starts all threads; they warm up one after another and then train."""
         threads = threads_per_worker(self._config.topology)
+        for unit in self._units:
+            if unit.device.type == "cuda":
+                # Everything so far was queued on the default stream, which the workers' own streams do not wait for.
+                torch.cuda.synchronize(unit.device)
         for index, name in enumerate(self._config.topology.targets):
             device = parse_device(name)
             worker = _TargetWorker(
@@ -167,7 +171,8 @@ def receive(handed: Handed, device: torch.device) -> Batch:
     stream.wait_event(handed.ready)
     for part in handed.batch:
         part.record_stream(stream)
-    return Batch(*(part.to(device, non_blocking=True) for part in handed.batch))
+    # Copies to the CPU must be waited for: nothing would tell when the data is there.
+    return Batch(*(part.to(device, non_blocking=device.type == "cuda") for part in handed.batch))
 
 
 def _bind(work: Callable[..., None], *arguments: object) -> Callable[[], None]:

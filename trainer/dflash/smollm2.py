@@ -45,9 +45,10 @@ def ensure(say: Callable[[str], None]) -> Path:
     source = _find_gguf()
     say(f"target {NAME}: converting {source.name} to safetensors once (some 10 s), into {final}")
     began = time.monotonic()
-    final.parent.mkdir(parents=True, exist_ok=True)
-    working = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=final.parent))
+    working: Path | None = None
     try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        working = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=final.parent))
         _convert(source, working)
         working.chmod(0o755)
         for file in working.iterdir():
@@ -57,8 +58,14 @@ def ensure(say: Callable[[str], None]) -> Path:
         except OSError:
             if not (final / "config.json").is_file():
                 raise
+    except OSError as error:
+        raise TrainerError(
+            f"The target {NAME} cannot be written to {final.parent}: {error}.",
+            next="set XDG_CACHE_HOME to a folder with 0.6 GB of room",
+        ) from error
     finally:
-        shutil.rmtree(working, ignore_errors=True)
+        if working is not None:
+            shutil.rmtree(working, ignore_errors=True)
     say(f"target {NAME}: converted in {time.monotonic() - began:.1f} s")
     return final
 

@@ -20,8 +20,10 @@ from dflash.target import torch_dtype
 from dflash.tickets import TicketPlan
 from dflash.topology import threads_per_worker
 
-_GRACE_SECONDS = 5.0
-"""How long a stop waits for threads that are busy in code that cannot be interrupted (a compiler, a long kernel)."""
+_GRACE_COMPILING = 5.0
+"""Seconds that a stop waits for a thread that compiles; there is nothing to lose, and a compiler cannot be asked."""
+_GRACE_STEP = 60.0
+"""Seconds that a stop waits for the step to end, so that it can be saved."""
 
 
 class Training:
@@ -71,8 +73,9 @@ class Training:
                     opened = True
                     say("all drafters are warm; training starts")
                 if self._stop.requested():
-                    deadline = deadline or time.monotonic() + _GRACE_SECONDS
-                    if not self._pipeline.gate.open:
+                    training = self._pipeline.gate.open
+                    deadline = deadline or time.monotonic() + (_GRACE_STEP if training else _GRACE_COMPILING)
+                    if not training:
                         self._pipeline.crew.cancel()
                     if time.monotonic() > deadline:
                         self._leave_busy_threads()
@@ -85,15 +88,16 @@ class Training:
         return self._save(self.finished)
 
     def _leave_busy_threads(self) -> None:
-        """Ends the process beside threads that cannot be interrupted; what was saved last stays whole."""
+        """Ends the process beside threads that cannot be interrupted: before the first step with all that there is to
+        save, later with an error, since the weights are in the middle of a step."""
         busy = ", ".join(self._pipeline.crew.alive())
         if self.finished == 0:
             checkpoint = self._save(0)
             say(f"stopped by {self._stop.signal} before the first step ({busy} busy); checkpoint: {checkpoint}")
         else:
-            say(f"stopped by {self._stop.signal}; {busy} did not end within {_GRACE_SECONDS:.0f} s")
+            say(f"stopped by {self._stop.signal}, not saved: {busy} did not end within {_GRACE_STEP:.0f} s")
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(0 if self.finished == 0 else 1)
 
     def _after_step(self, unit: DrafterUnit, report: StepReport) -> None:
         run = self._config.run
