@@ -59,14 +59,14 @@ def tail(container: Container, app: App, run: str | None, reporter: Reporter, li
         if lines is not None:
             found = session.call("last_lines", run=run, lines=lines)
             run, offset, end = found["run"], found["start"], found["end"]
-        while end is None or offset < end:
+        while True:
             answer, data = session.call_with_data("log", run=run, offset=offset)
             end = answer["size"] if end is None else end
             data = data[: max(0, end - offset)]
             yield LogChunk(offset, data, answer["run"], answer.get("truncated", 0))
-            if not data:
-                return
             run, offset = answer["run"]["run"], offset + len(data)
+            if not data or offset >= end:
+                return
 
 
 def _read(

@@ -295,6 +295,7 @@ def test_follow_prints_the_whole_log_and_ends_with_the_run(project: Program, con
     expected = ["compiling forward (cudagraphs=False)", "step 1 done 42", *(f"line {n}" for n in range(50_000))]
     assert ended.out.splitlines()[: len(expected)] == expected
     assert project.ok("logs", "-n", "2").out == "line 49998\nline 49999\n"
+    assert project.ok("logs", "-f", "-n", "0").out == ""
     assert project.ok("logs", "-f").out.splitlines() == expected
 
 
