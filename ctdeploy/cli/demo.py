@@ -66,6 +66,7 @@ def _render(env: Environment, result: DemoResult) -> None:
     )
     same = "token for token the same" if training["lossless"] else "NOT the same"
     env.line(f"decoding     speculative and plain greedy decoding gave {same} text")
-    env.line(f"checkpoint   {result.checkpoint} (in container 200; ctdeploy lab sh -- pct exec 200 -- ls ...)")
+    env.line(f"checkpoint   {result.checkpoint}")
+    env.line(f"             in container 200: ctdeploy lab sh -- pct exec 200 -- ls {result.checkpoint}")
     env.line(f"time         {result.seconds:.0f} s, of which the run {training['seconds']:.0f} s")
     env.hint("the lab stays up: ctdeploy status, ctdeploy logs; ctdeploy lab down ends it")

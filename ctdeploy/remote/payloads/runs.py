@@ -110,7 +110,7 @@ class Runs:
         status = read_json(self.path(name, "status.json"))
         result = dict(run, path=self.path(name))
         result["log_size"] = _size(self.path(name, "log"))
-        result["metrics"] = _last_json_line(self.path(name, "metrics.jsonl"))
+        result["metrics"] = _last_step(self.path(name, "metrics.jsonl"))
         if status is None:
             # Between mkdir and the supervisor's first word; for ever, if the machine went down right there.
             result["state"] = "starting" if time.time() - float(run.get("at", 0)) < LAUNCH_S else "lost"
@@ -261,8 +261,8 @@ def _size(path: str) -> int:
         return 0
 
 
-def _last_json_line(path: str) -> Optional[dict[str, Any]]:
-    """The newest complete line of a metrics.jsonl."""
+def _last_step(path: str) -> Optional[dict[str, Any]]:
+    """The newest complete line of a metrics.jsonl that tells of a step."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, _size(path) - 65536))
@@ -274,6 +274,6 @@ def _last_json_line(path: str) -> Optional[dict[str, Any]]:
             value = json.loads(line)
         except ValueError:
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and "step" in value:
             return value
     return None
