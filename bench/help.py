@@ -50,7 +50,9 @@ def main() -> None:
             seconds(command)
         times = [(seconds(empty), seconds(ours)) for _ in range(rounds)]
     base, own = (statistics.median(column) for column in zip(*times, strict=True))
-    print(f"empty Typer app {base * 1000:.0f} ms, ctdeploy {own * 1000:.0f} ms, ratio {own / base:.2f} ({rounds} rounds)")
+    print(
+        f"empty Typer app {base * 1000:.0f} ms, ctdeploy {own * 1000:.0f} ms, ratio {own / base:.2f} ({rounds} rounds)"
+    )
 
 
 if __name__ == "__main__":
