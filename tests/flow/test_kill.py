@@ -68,3 +68,27 @@ def test_the_active_release_survives_a_kill_at_every_message_and_the_next_push_w
             edit(f"after {when} {number}")
             assert project.ok("push", "--json").json["activated"]
     assert not [name for name in container.listing("/opt/ctdeploy/killed/releases") if name.startswith(".")]
+
+
+def test_a_push_is_one_login_and_two_pct_calls_that_overlap_and_one_of_nothing_new_a_single_call(
+    project: Program, container: Container
+):
+    container.run("/bin/rm", "-rf", "/opt/ctdeploy/killed")
+    project.write("killed.py", "print('cudagraphs=False')\n")
+    code, first = push_killed(project, "never", 0)
+    assert code == 0
+    assert [name for name in first if name == "connect" or name.startswith("run ")] == [
+        "connect",
+        "run session",
+        "run stage",
+    ]
+    # `pct push` is on its way before the session was asked anything but its greeting.
+    pushing = next(index for index, name in enumerate(first) if name.startswith("stage write push"))
+    asked = [name for name in first[:pushing] if name.startswith("session write")]
+    assert asked[-1] == "session write hello"
+    code, again = push_killed(project, "never", 0)
+    assert code == 0
+    assert [name for name in again if name == "connect" or name.startswith(("run ", "put"))] == [
+        "connect",
+        "run session",
+    ]
