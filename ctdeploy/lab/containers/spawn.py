@@ -10,7 +10,7 @@ from ctdeploy.lab import layout, tree
 from ctdeploy.lab.containers import ids
 from ctdeploy.lab.containers.attach import become_root, drop_capabilities
 from ctdeploy.lab.containers.base import StartFailed
-from ctdeploy.lab.containers.namespaces import RUN, forget, written
+from ctdeploy.lab.containers.records import RUN, forget, written
 from ctdeploy.lab.containers.spec import Mount, Spec
 from ctdeploy.lab.processes import this_process
 from ctdeploy.lab.syscalls import (
