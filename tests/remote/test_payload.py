@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import subprocess
 import sys
 from importlib import resources
-from pathlib import Path
 
 import pytest
 
 from ctdeploy.remote import payload
 from ctdeploy.remote.payloads import BOOT
+from tests.support.pythons import pythons
 
 MODULES = sorted(
     file.name for file in resources.files("ctdeploy.remote.payloads").iterdir() if file.name.endswith(".py")
@@ -38,23 +37,6 @@ def test_payload_modules_are_python_3_9_and_import_the_standard_library_only(nam
 
 def test_the_bootstrap_is_ascii_so_pct_cannot_damage_it():
     assert BOOT.isascii()
-
-
-def pythons() -> list[str]:
-    """This interpreter, and every other from 3.9 on that this machine really has."""
-    candidates = [shutil.which(f"python3.{minor}") for minor in range(9, 15)]
-    candidates += map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3"))
-    found = {sys.version_info[:2]: sys.executable}
-    for candidate in filter(None, candidates):
-        told = subprocess.run(
-            [candidate, "-c", "import sys; print(*sys.version_info[:2], sys.executable)"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if told.returncode == 0:
-            major, minor, path = told.stdout.split(maxsplit=2)
-            if int(minor) >= 9:
-                found.setdefault((int(major), int(minor)), path.strip())
-    return sorted(found.values())
 
 
 @pytest.mark.parametrize("python", pythons())
