@@ -23,15 +23,17 @@ def stop(
     ct: CtOption = None,
     app: AppOption = None,
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Between SIGTERM and SIGKILL.")
-    ] = 30.0,
+        float | None,
+        typer.Option("--grace", metavar="SECONDS", min=0, help="Between SIGTERM and SIGKILL (default: 120)."),
+    ] = None,
 ) -> None:
     """SIGTERM, grace, SIGKILL, for the whole process tree; the bundled trainer saves a checkpoint on SIGTERM."""
+    from ctdeploy.ops.stop import GRACE_S
     from ctdeploy.ops.stop import stop as end
 
     what, container = env.app(app), env.container(ct)
     with env.deadline():
-        result = end(container, what, env, run, grace)
+        result = end(container, what, env, run, GRACE_S if grace is None else grace)
     env.result(result, lambda: _render(env, result))
     if result.left:
         raise typer.Exit(9)

@@ -15,11 +15,11 @@ from ctdeploy.ops.measure import launch_as, measure
 from ctdeploy.ops.readiness import LIVED_S, Watch
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.ops.states import describe_end
+from ctdeploy.ops.stop import GRACE_S
 from ctdeploy.remote.payloads.runs import ENDED
 from ctdeploy.remote.session import Session
 
 READY_S = 900.0
-GRACE_S = 30.0
 
 
 @dataclass(frozen=True)

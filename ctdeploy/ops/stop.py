@@ -13,7 +13,8 @@ from ctdeploy.ops.reporter import Reporter
 from ctdeploy.remote.payloads.runs import ENDED
 from ctdeploy.remote.session import Session
 
-GRACE_S = 30.0
+# A run that is done earlier ends earlier; a checkpoint of a large drafter takes its time to write.
+GRACE_S = 120.0
 KILL_S = 20.0
 
 

@@ -32,14 +32,20 @@ class Program:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Ended:
+    def __call__(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> Ended:
         done = subprocess.run(
             [sys.executable, "-m", "ctdeploy", *arguments],
             cwd=cwd or self.folder,
             env=environment(env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
             check=False,
         )
         return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
