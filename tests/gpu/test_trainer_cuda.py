@@ -145,20 +145,30 @@ steps = 200
 rows = 2
 log_every = 20
 [topology]
-targets = ["cuda:0"]
-drafters = ["cuda:0", "cuda:0"]
+targets = ["{target}"]
+drafters = ["{drafter}", "{drafter}"]
 [evaluation]
 prompts = 4
 max_new_tokens = 32
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_drafter_threads_on_one_device_learn_and_stay_lossless(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "target", "drafter"),
+    [
+        ("float32", "cuda:0", "cuda:0"),
+        ("bfloat16", "cuda:0", "cuda:0"),
+        ("float32", "cpu", "cuda:0"),
+        ("float32", "cuda:0", "cpu"),
+    ],
+)
+def test_two_drafter_threads_on_one_device_learn_and_stay_lossless(
+    tmp_path: Path, dtype: str, target: str, drafter: str
+) -> None:
     """A whole run as a user starts it: answers are the tiny target's own, so that acceptance can rise."""
     folder = write_tiny_folder(tmp_path / "target")
     write_conversations(tmp_path / "train.jsonl", 8)
-    (tmp_path / "tiny.toml").write_text(RECIPE.format(model=folder, dtype=dtype))
+    (tmp_path / "tiny.toml").write_text(RECIPE.format(model=folder, dtype=dtype, target=target, drafter=drafter))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "trainer")}
     regenerate = [sys.executable, "-m", "dflash.regenerate", "train.jsonl", "train.jsonl", "--target", str(folder)]
     options = ["--max-new-tokens", "40", "--keep-loops", "--keep-unfinished"]
@@ -173,7 +183,7 @@ def test_two_drafter_threads_on_one_device_learn_and_stay_lossless(tmp_path: Pat
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("drafter-0", "drafter-1"):
-        assert done.stdout.count(f"{name} on cuda:0: compiling forward (cudagraphs=False)") == 1
+        assert done.stdout.count(f"{name} on {drafter}: compiling forward (cudagraphs=False)") == 1
         assert done.stdout.count(f"{name}: step 1 done, loss ") == 1
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["last_loss"] < 0.5 * result["first_loss"]

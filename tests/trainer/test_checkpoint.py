@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from dflash.checkpoint import latest_checkpoint, load_drafter, published_config, save_checkpoint
 from dflash.drafter import Drafter, DrafterShape
 from dflash.errors import TrainerError
-from dflash.target import Target
+from dflash.target import Target, rope_parameters
 from tests.trainer.conftest import REPOSITORY
 from tests.trainer.tiny import tiny_drafter, tiny_target, training_step
 
@@ -99,7 +99,7 @@ def test_transformers_reads_the_config_as_a_qwen3_config(target: Target, tmp_pat
     config = Qwen3Config.from_pretrained(str(folder))
     assert config.block_size == 4
     assert config.dflash_config["target_layer_ids"] == [1, 3, 5]
-    assert config.rope_parameters["rope_theta"] == target.config.rope_parameters["rope_theta"]
+    assert rope_parameters(config) == rope_parameters(target.config)
     assert config.layer_types == ["full_attention", "full_attention"]
 
 
@@ -116,8 +116,7 @@ def save(target: Target, drafter: Drafter, folder: Path, step: int) -> Path:
     parameters = training._parameters
     parameters.zero()
     parameters.step(1e-3, torch.tensor(1.0))
-    weights, state = parameters.masters_by_name(), parameters.state()
-    return save_checkpoint(folder, step, weights, config, torch.bfloat16, state, {"step": step})
+    return save_checkpoint(folder, step, config, torch.bfloat16, parameters.state(), {"step": step})
 
 
 def test_the_weights_have_the_published_names_shapes_and_dtype(tmp_path: Path) -> None:
@@ -202,6 +201,35 @@ def test_a_failed_write_leaves_nothing_and_the_older_checkpoint_whole(
     assert list(tmp_path.iterdir()) == [old]
 
 
+def test_a_step_that_is_there_already_is_neither_kept_in_silence_nor_replaced(tmp_path: Path) -> None:
+    target = tiny_target("llama")
+    folder = save(target, tiny_drafter(target, seed=1), tmp_path, step=1)
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(TrainerError, match="is there already"):
+        save(target, tiny_drafter(target, seed=2), tmp_path, step=1)
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.4e38])
+def test_what_is_not_finite_is_never_saved(tmp_path: Path, value: float) -> None:
+    """3.4e38 is a number in float32 and infinite in the bfloat16 of the published weights."""
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target)
+    drafter.norm.weight.data[5] = value
+    with pytest.raises(TrainerError, match=r"norm\.weight is not finite at step 4"):
+        save(target, drafter, tmp_path / "checkpoints", step=4)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_file_that_is_cut_short_is_no_checkpoint(tmp_path: Path) -> None:
+    target = tiny_target("llama")
+    folder = save(target, tiny_drafter(target), tmp_path, step=1)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(TrainerError, match="no DFlash checkpoint"):
+        load_drafter(folder, target.rotary(), torch.float32)
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -228,3 +256,7 @@ def test_killed_in_the_middle_of_writing_there_is_no_checkpoint(tmp_path: Path, 
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(after)], env=environment, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert latest_checkpoint(tmp_path) is None
+    assert [path.name[:8] for path in tmp_path.iterdir()] == [".step-5-"]
+    target = tiny_target("llama")
+    save(target, tiny_drafter(target), tmp_path, step=6)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-6"], "what was left half-written is gone"

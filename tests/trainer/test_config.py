@@ -65,6 +65,11 @@ def test_overrides_win_and_keep_their_type(tmp_path: Path) -> None:
         ("[compile]\nmode = 'reduce-overhead'\n", "refused"),
         ("[topology]\ntargets = ['cuda:90']\n", "CUDA devices"),
         ("[topology]\ntargets = ['gpu']\n", "no device"),
+        ("[topology]\ncpu_threads = -1\n", r"topology\.cpu_threads must be at least 0"),
+        ("[run]\nsave_every = -2\n", r"run\.save_every must be at least 0"),
+        ("[target]\ndtype = 'float16x'\n", r"target\.dtype is no dtype: 'float16x'"),
+        ("[drafter]\ncompute_dtype = 'bf16'\n", r"drafter\.compute_dtype is no dtype: 'bf16'"),
+        ("[run]\ncheckpoint_dtype = 'bloat16'\n", r"run\.checkpoint_dtype is no dtype: 'bloat16'"),
         ("[run\n", "not TOML"),
     ],
 )
@@ -76,6 +81,26 @@ def test_mistakes_are_named_by_their_key(tmp_path: Path, text: str, message: str
     with pytest.raises(TrainerError) as caught:
         load_config(path, [])
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_rows_of_drafters_on_cuda_are_whole_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    path = recipe(tmp_path, "max_length = 600\n[topology]\ndrafters = ['cpu', 'cuda:0']\n")
+    with pytest.raises(TrainerError, match=r"data\.max_length must be a multiple of 128.*not 600.*= 640"):
+        load_config(path, [])
+    load_config(path, ["data.max_length=640"])
+    load_config(path, ["compile.enabled=false"])  # dense attention
+
+
+def test_a_folder_of_the_target_is_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for written in ("models/tiny", "./models/tiny"):
+        config = load_config(recipe(tmp_path, f'[target]\nmodel = "{written}"\n'), [])
+        assert config.target.model == str(tmp_path / "models/tiny")
+    assert load_config(recipe(tmp_path, '[target]\nmodel = "models/other"\n'), []).target.model == "models/other"
+    assert load_config(recipe(tmp_path, ""), ["target.model=../models/tiny"]).target.model == config.target.model
 
 
 def test_an_override_without_a_key_is_refused(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dflash.data import RowStore, encode, encode_prompt, load_samples, read_conversations
+from dflash.data import DataConfig, RowStore, encode, encode_prompt, load_samples, read_conversations
 from dflash.errors import TrainerError
 from dflash.regenerate import longest_repeat
 from dflash.target import load_tokenizer
@@ -72,11 +75,89 @@ def test_samples_without_a_place_for_an_anchor_are_dropped_and_said(tmp_path: Pa
     long = {"messages": [{"role": "user", "content": "q" * 100}, {"role": "assistant", "content": "a"}]}
     path = write(tmp_path / "data.jsonl", GOOD, long, GOOD)
     said: list[str] = []
-    samples = load_samples(path, tokenizer, 48, said.append)
+    config = DataConfig(max_length=48)
+    samples = load_samples(path, tokenizer, config, said.append)
     assert len(samples) == 2
     assert said == ["data: data.jsonl: 1 lines have no answer within 48 tokens, first: [2]"]
     with pytest.raises(TrainerError, match="no usable conversation"):
-        load_samples(write(tmp_path / "bad.jsonl", long), tokenizer, 48, said.append)
+        load_samples(write(tmp_path / "bad.jsonl", long), tokenizer, config, said.append)
+
+
+ALTERNATE = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}<|end|>{% endfor %}"
+)
+
+
+def test_a_line_that_template_or_tokenizer_refuse_is_named(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surrogate = '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "a"}]}'
+    with pytest.raises(TrainerError, match=r"data\.jsonl:2: "):
+        load_samples(write(tmp_path / "data.jsonl", GOOD, surrogate), tokenizer, DataConfig(), print)
+    monkeypatch.setattr(tokenizer, "chat_template", ALTERNATE)
+    twice = {"messages": [GOOD["messages"][0], *GOOD["messages"]]}
+    with pytest.raises(TrainerError, match=r"data\.jsonl:3: roles must alternate"):
+        load_samples(write(tmp_path / "data.jsonl", GOOD, GOOD, twice), tokenizer, DataConfig(), print)
+
+
+THINKING = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}[{{ mood | default('calm') }}]{% endif %}"
+    "{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n[{{ mood | default('calm') }}]{% endif %}"
+)
+"""As Qwen3's: only the last answer shows its thoughts, so several turns are not rendered one behind the other."""
+
+
+def test_variables_reach_the_template_and_what_it_renders_anew_is_skipped(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", THINKING)
+    twice = {"messages": [*GOOD["messages"], *GOOD["messages"]]}
+    said: list[str] = []
+    config = DataConfig(template={"mood": "glad"})
+    samples = load_samples(write(tmp_path / "data.jsonl", twice, GOOD, twice), tokenizer, config, said.append)
+    assert [tokenizer.decode(sample.prompt) for sample in samples] == [
+        "<|start|>user\nq<|end|>\n<|start|>assistant\n[glad]"
+    ]
+    assert tokenizer.decode(samples[0].tokens).endswith("[glad]a<|end|>")
+    assert len(said) == 1
+    assert said[0].startswith("data: data.jsonl: 2 lines skipped")
+    assert said[0].endswith("first: [1, 3]")
+    with pytest.raises(TrainerError, match=r"data\.jsonl:1: the chat template does not render"):
+        load_samples(write(tmp_path / "data.jsonl", twice), tokenizer, config, said.append)
+
+
+def regenerate(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dflash.regenerate", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "trainer")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_regenerating_never_shortens_its_own_source_and_names_bad_lines(tiny_recipe: Path, tmp_path: Path) -> None:
+    options = ("--target", tiny_recipe.parent / "target", "--max-new-tokens", 3)
+    path = write(tmp_path / "data.jsonl", GOOD, GOOD)
+    before = path.read_bytes()
+    done = regenerate(path, path, *options)
+    assert done.returncode == 1, "three tokens are cut short by the limit and dropped"
+    assert "data.jsonl stays as it is: 2 of its 2 conversations would be lost" in done.stderr
+    assert path.read_bytes() == before
+    done = regenerate(path, path, *options, "--keep-unfinished")
+    assert done.returncode == 0, done.stderr
+    assert [number for number, _ in read_conversations(path)] == [1, 2]
+    assert path.read_bytes() != before
+    assert [other.name for other in tmp_path.iterdir()] == ["data.jsonl"]
+    surrogate = '{"messages": [{"role": "user", "content": "\\ud800"}]}'
+    done = regenerate(write(path, GOOD, surrogate), tmp_path / "out.jsonl", *options)
+    assert done.returncode == 1
+    assert f"{path}:2: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:

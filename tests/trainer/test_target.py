@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dflash.errors import TrainerError
-from dflash.target import Target, choose_layers, choose_mask_token, refuse_unsupported, rope_parameters
+from dflash.target import (
+    Target,
+    TargetConfig,
+    choose_layers,
+    choose_mask_token,
+    load_target,
+    load_tokenizer,
+    refuse_unsupported,
+    rope_parameters,
+)
 from tests.trainer.tiny import KINDS, LAYER_IDS, tiny_model, tiny_target
 
 
@@ -76,6 +86,33 @@ def test_targets_that_scale_their_activations_are_refused_by_name() -> None:
     ):
         with pytest.raises(TrainerError, match=word):
             refuse_unsupported(SimpleNamespace(**{**plain, **extra}))
+
+
+def test_partial_rotary_is_found_in_a_config_and_in_a_model() -> None:
+    from transformers import GlmConfig
+
+    config = GlmConfig(partial_rotary_factor=0.5)  # among rope_parameters in transformers 5.x, beside them in 4.x
+    with pytest.raises(TrainerError, match="partial rotary"):
+        refuse_unsupported(config)
+    model = tiny_model("qwen3")
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:4]
+    with pytest.raises(TrainerError, match="partial rotary"):
+        Target(model, LAYER_IDS)
+
+
+def test_models_that_are_built_otherwise_or_unknown_are_refused_by_name(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=16, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(str(tmp_path / "gpt2"))
+    with pytest.raises(TrainerError, match="GPT2LMHeadModel"):
+        load_target(TargetConfig(layer_ids=(0,)), str(tmp_path / "gpt2"), torch.device("cpu"))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/config.json").write_text('{"model_type": "not-invented-yet", "architectures": ["New"]}')
+    with pytest.raises(TrainerError, match="not-invented-yet"):
+        load_target(TargetConfig(), str(tmp_path / "new"), torch.device("cpu"))
+    with pytest.raises(TrainerError, match="tokenizer"):
+        load_tokenizer(str(tmp_path / "new"))
 
 
 def test_rope_is_read_in_the_forms_of_transformers_4_and_5() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash import tickets
 from dflash.tickets import Ticket, TicketPlan
 
 
@@ -55,6 +57,17 @@ def test_every_batch_has_one_maker_and_targets_share_alike() -> None:
     for target, batches in enumerate(made):
         assert batches == sorted(batches), "in the order in which drafters ask"
         assert all(shared.target_of(*batch) == target for batch in batches)
+
+
+def test_an_epoch_is_sorted_once_and_not_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorts: list[int] = []
+    real = tickets.integer_hash
+    monkeypatch.setattr(tickets, "integer_hash", lambda *words: (sorts.append(1), real(*words))[1])
+    long = plan(samples=20, seed=987)
+    for step in range(15):
+        for drafter in range(2):
+            long.batch(step, drafter)
+    assert len(sorts) == 2, "thirty samples lie in two epochs"
 
 
 def test_samples_are_visited_equally_often() -> None:

@@ -126,7 +126,7 @@ def test_bfloat16_compute_keeps_float32_masters_that_take_steps_too_small_for_bf
         weight.grad.copy_(torch.ones_like(weight))  # type: ignore[union-attr]
         parameters.gather(torch.tensor(0.0))
         parameters.step(1e-4, torch.tensor(1.0))
-    master = parameters.masters_by_name()["norm.weight"]
+    master = parameters.state()["masters.norm.weight"]
     assert master.dtype == torch.float32
     # One step of 1e-4 from 1.0 is lost in bfloat16 (its spacing there is 2**-8); twenty add up to 2e-3.
     torch.testing.assert_close(master, torch.full_like(master, 1 - 20e-4), rtol=0, atol=1e-5)
@@ -158,10 +158,61 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine() -> None:
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_the_run(loss: float) -> None:
-    with pytest.raises(TrainerError, match="step 7"):
-        check_finite(loss, 7)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_or_gradient_that_is_no_number_stops_the_run(value: float) -> None:
+    check_finite(2.0, 1.0, 7)
+    with pytest.raises(TrainerError, match="loss of step 7"):
+        check_finite(value, 1.0, 7)
+    with pytest.raises(TrainerError, match="gradient norm of step 7"):
+        check_finite(2.0, value, 7)
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_with_a_gradient_that_is_no_number_is_left_out(compute: torch.dtype, value: float) -> None:
+    found = []
+    for bad in (False, True):
+        drafter = tiny_drafter(tiny_target("llama"))
+        parameters = FlatParameters(drafter, compute, OptimizerConfig())
+        for broken in (False, True, False) if bad else (False, False):
+            parameters.zero()
+            drafter.fc.weight.grad.fill_(0.5)  # type: ignore[union-attr]
+            if broken:
+                drafter.norm.weight.grad[3] = value  # type: ignore[index]
+            parameters.gather(torch.tensor(0.0))
+            norm = parameters.step(1e-2, torch.tensor(1.0))
+            assert bool(torch.isfinite(norm)) is not broken
+        found.append(parameters.state())
+    kept, expected = found[1], found[0]
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(kept[name], expected[name]) for name in kept), "as if the bad step had not been"
+
+
+def test_masters_are_copied_in_full_whatever_the_compute_dtype() -> None:
+    target = tiny_target("llama")
+    first = FlatParameters(tiny_drafter(target, seed=1), torch.bfloat16, OptimizerConfig())
+    drafter = tiny_drafter(target, seed=2)
+    second = FlatParameters(drafter, torch.bfloat16, OptimizerConfig())
+    second.copy_from(first)
+    expected = first.state()
+    assert all(torch.equal(value, expected[name]) for name, value in second.state().items())
+    assert torch.equal(drafter.fc.weight.detach(), expected["masters.fc.weight"].bfloat16())
+
+
+def test_all_drafters_agree_on_a_stop_between_steps() -> None:
+    asked = iter([False, True])
+    exchange = ThreadExchange(2, lambda: next(asked))
+    found: list[list[bool]] = [[], []]
+
+    def work(rank: int) -> None:
+        found[rank].extend([exchange.agree(rank), exchange.agree(rank)])
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert found == [[False, True], [False, True]]
 
 
 def test_the_exchange_adds_in_rank_order_and_agrees_on_stopping() -> None:

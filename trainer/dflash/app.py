@@ -17,8 +17,8 @@ from dflash.stopping import StopFlag, Stopped
 from dflash.workers import WorkerFailed
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command `dflash_train.py`; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -> int:
+    """The command `dflash_train.py`; returns the exit code. `stop` is a flag that is installed already."""
     parser = argparse.ArgumentParser(
         prog="dflash_train.py", description="Trains a DFlash drafter, threads in one process."
     )
@@ -27,9 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace keys of the recipe")
     parsed = parser.parse_intermixed_args(arguments)
     folder = parsed.run_dir or Path(os.environ.get("CTDEPLOY_RUN_DIR") or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
-    stop = StopFlag()
-    stop.install()
+    if stop is None:
+        stop = StopFlag()
+        stop.install()
     try:
+        stop.check()
         config = load_config(parsed.config, parsed.overrides)
         say(f"run folder: {folder}")
         Run(config, folder, stop).execute()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from dflash.errors import TrainerError
 from dflash.target import rope_parameters
 
 _STEP = re.compile(r"step-(\d+)")
+_MASTERS = "masters."
 
 
 def published_config(
@@ -85,30 +87,40 @@ def published_config(
 def save_checkpoint(
     folder: Path,
     step: int,
-    weights: Mapping[str, Tensor],
     config: Mapping[str, Any],
     dtype: torch.dtype,
     state: Mapping[str, Tensor],
     progress: Mapping[str, Any],
 ) -> Path:
-    """Writes `folder/step-<step>` and returns it.
+    """Writes `folder/step-<step>` and returns it; the published weights are the masters of `state` in `dtype`.
 
     Everything goes into a hidden folder beside it, is synced to disk and then renamed, so that a folder with the final
     name is always whole. The training state stands in `training/`: engines load every *.safetensors of the top folder.
+    One process saves into a folder at a time; what a killed one left half-written is removed. Raises TrainerError when
+    the step is there already or a value is not finite.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step}"
     if final.exists():
-        return final
+        raise TrainerError(f"The checkpoint {final} is there already.", next="give the run a folder of its own")
+    weights = {
+        name.removeprefix(_MASTERS): value.to(dtype).contiguous()
+        for name, value in state.items()
+        if name.startswith(_MASTERS)
+    }
+    for name, value in (*weights.items(), *state.items()):
+        if not bool(torch.isfinite(value).all()):
+            raise TrainerError(
+                f"{name} is not finite at step {step}; nothing was saved.",
+                next="lower optimizer.learning_rate, or use compute_dtype float32",
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob(".step-*"):
+        shutil.rmtree(stale, ignore_errors=True)
     working = Path(tempfile.mkdtemp(prefix=f".step-{step}-", dir=folder))
     try:
         training = working / "training"
         training.mkdir()
-        save_file(
-            {name: value.to(dtype).contiguous() for name, value in weights.items()},
-            str(working / "model.safetensors"),
-            metadata={"format": "pt"},
-        )
+        save_file(weights, str(working / "model.safetensors"), metadata={"format": "pt"})
         save_file(dict(state), str(training / "state.safetensors"), metadata={"format": "pt"})
         _write_json(working / "config.json", config)
         _write_json(training / "progress.json", progress)
@@ -149,7 +161,7 @@ def load_drafter(folder: Path, rotary: RotaryTable, dtype: torch.dtype) -> tuple
             rms_norm_eps=config["rms_norm_eps"],
             attention_bias=config["attention_bias"],
         )
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise TrainerError(f"{folder} is no DFlash checkpoint: {type(error).__name__}: {error}") from error
     drafter = Drafter(shape, rotary)
     try:

@@ -156,6 +156,8 @@ class Gate:
         self._wait(lambda: self._turn == turn)
         work()
         with self._changed:
+            if self._cancelled:
+                raise Cancelled
             if turn == self._drafters - 1:
                 self._seal()
             self._turn += 1
@@ -188,6 +190,14 @@ class Gate:
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
+
+    def shut(self) -> bool:
+        """Cancels unless the gate is open, and from then on it never opens; returns whether it is shut."""
+        with self._changed:
+            if not self.open:
+                self._cancelled = True
+                self._changed.notify_all()
+            return not self.open
 
     def _seal(self) -> None:
         self.graphs = compiled_graphs()

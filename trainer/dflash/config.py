@@ -18,8 +18,10 @@ from dflash.errors import TrainerError
 from dflash.evaluate import EvaluationConfig
 from dflash.flat import OptimizerConfig
 from dflash.loss import LossConfig
-from dflash.target import TargetConfig
-from dflash.topology import TopologyConfig
+from dflash.masks import TILE
+from dflash.smollm2 import NAME
+from dflash.target import TargetConfig, torch_dtype
+from dflash.topology import TopologyConfig, parse_device
 
 C = TypeVar("C")
 
@@ -55,6 +57,10 @@ class RunConfig:
     checkpoint_dtype: str = "bfloat16"
     """Of model.safetensors; the published drafters are bfloat16. The float32 masters are saved beside it."""
 
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step` (from 1) on the way; the last step's is made when all have ended."""
+        return self.save_every > 0 and step % self.save_every == 0 and step < self.steps
+
 
 @dataclass(frozen=True)
 class Config:
@@ -75,6 +81,19 @@ class Config:
         """Raises TrainerError for values that cannot work together, before anything is loaded."""
         self.compile.check()
         self.topology.check()
+        dtypes = {
+            "target.dtype": self.target.dtype,
+            "drafter.compute_dtype": self.drafter.compute_dtype,
+            "run.checkpoint_dtype": self.run.checkpoint_dtype,
+        }
+        for key, name in dtypes.items():
+            torch_dtype(name, key)
+        on_cuda = any(parse_device(name).type == "cuda" for name in self.topology.drafters)
+        if on_cuda and self.compile.enabled and self.data.max_length % TILE:
+            raise TrainerError(
+                f"data.max_length must be a multiple of {TILE} for drafters on CUDA, not {self.data.max_length}.",
+                next=f"set data.max_length = {-(-self.data.max_length // TILE) * TILE}",
+            )
         if not 2 <= self.drafter.block_size <= 64:
             raise TrainerError(f"drafter.block_size must be between 2 and 64, not {self.drafter.block_size}.")
         if not 1 <= self.anchors.per_sequence <= self.data.max_length:
@@ -92,6 +111,14 @@ class Config:
         for key, value in positive.items():
             if value < 1:
                 raise TrainerError(f"{key} must be at least 1, not {value}.")
+        not_negative = {
+            "run.save_every": self.run.save_every,
+            "evaluation.prompts": self.evaluation.prompts,
+            "topology.cpu_threads": self.topology.cpu_threads,
+        }
+        for key, value in not_negative.items():
+            if value < 0:
+                raise TrainerError(f"{key} must be at least 0, not {value}.")
         if not self.data.train:
             raise TrainerError("data.train is not set.", next="name a JSON lines file in the recipe or as data.train=…")
 
@@ -101,7 +128,7 @@ class Config:
 
 
 def load_config(path: Path, overrides: list[str]) -> Config:
-    """Reads a recipe and applies overrides such as `run.steps=5`; file paths become absolute.
+    """Reads a recipe and applies overrides such as `run.steps=5`; paths become absolute.
 
     Raises TrainerError with the key's path for unknown keys (and the nearest known one) and wrong types.
     """
@@ -122,10 +149,18 @@ def load_config(path: Path, overrides: list[str]) -> Config:
 
 
 def _absolute_paths(tree: dict[str, Any], base: Path) -> None:
+    target = tree.get("target")
+    if isinstance(target, dict) and isinstance(target.get("model"), str) and _is_folder(target["model"], base):
+        target["model"] = str((base / target["model"]).resolve())
     data = tree.get("data")
     for key in ("train", "heldout"):
         if isinstance(data, dict) and isinstance(data.get(key), str) and data[key]:
             data[key] = str((base / data[key]).resolve())
+
+
+def _is_folder(model: str, base: Path) -> bool:
+    """Hugging Face ids look like relative paths; one is meant with a leading dot, or where there is such a folder."""
+    return model.startswith(("./", "../")) or (model not in ("", NAME) and (base / model).is_dir())
 
 
 def _parse_override(text: str) -> dict[str, Any]:
@@ -176,6 +211,10 @@ def _value(kind: Any, value: Any, place: str) -> Any:
     if origin is types.UnionType:
         kind = next(argument for argument in arguments if argument is not type(None))
         return _value(kind, value, place)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise TrainerError(f"{place} must be a table, not {_word(value)}.")
+        return value
     if origin is tuple:
         if not isinstance(value, list):
             raise TrainerError(f"{place} must be a list, not {_word(value)}.")

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from torch import Tensor
 
 from dflash.errors import TrainerError
 
 Message = dict[str, str]
+BAD_TEXT = (ValueError, TypeError, jinja2.TemplateError)
+"""What templates and tokenizers raise for a conversation that they refuse: bad roles, lone surrogates and the like."""
+
+
+class NoPrefix(ValueError):
+    """The chat template renders a conversation in another way once it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__("the chat template does not render a conversation as a prefix of its continuation")
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class DataConfig:
     """The same form, never trained on; empty: no held-out evaluation."""
     max_length: int = 3072
     """Tokens per row; longer conversations are cut, shorter ones padded."""
+    template: dict[str, Any] = field(default_factory=dict)
+    """Variables of the target's chat template, such as enable_thinking = false."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +78,12 @@ def _messages(record: Any, place: str) -> list[Message]:
     return found
 
 
-def encode(messages: list[Message], tokenizer: Any) -> Sample:
+def encode(messages: list[Message], tokenizer: Any, template: Mapping[str, Any] | None = None) -> Sample:
     """Tokens of a whole conversation; the mask is set on assistant text and its end-of-turn token.
 
     Each answer is tokenised apart from what stands before it, as at inference, where the prompt is fed and the answer
-    follows token by token. Raises ValueError when the template does not render turns one behind the other.
+    follows token by token. `template` are variables of the chat template. Raises NoPrefix when the template does not
+    render turns one behind the other (Qwen3 drops the thoughts of earlier turns), and others of BAD_TEXT.
     """
     tokens: list[int] = []
     mask: list[bool] = []
@@ -79,10 +92,10 @@ def encode(messages: list[Message], tokenizer: Any) -> Sample:
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _render(messages[:index], tokenizer, add_generation_prompt=True)
-        after = _render(messages[: index + 1], tokenizer, add_generation_prompt=False)
+        before = _render(messages[:index], tokenizer, template, add_generation_prompt=True)
+        after = _render(messages[: index + 1], tokenizer, template, add_generation_prompt=False)
         if not before.startswith(done) or not after.startswith(before):
-            raise ValueError("the chat template does not render a conversation as a prefix of its continuation")
+            raise NoPrefix
         answer = after[len(before) :].rstrip()
         for text, supervised in ((before[len(done) :], False), (answer, True)):
             piece = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -96,26 +109,39 @@ def encode(messages: list[Message], tokenizer: Any) -> Sample:
     return Sample(tokens, mask, prompt)
 
 
-def encode_prompt(messages: list[Message], tokenizer: Any) -> list[int]:
-    """Tokens that ask the target for its next answer."""
-    text = _render(messages, tokenizer, add_generation_prompt=True)
+def encode_prompt(messages: list[Message], tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[int]:
+    """Tokens that ask the target for its next answer; raises BAD_TEXT for messages that cannot be rendered."""
+    text = _render(messages, tokenizer, template, add_generation_prompt=True)
     tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return tokens
 
 
-def _render(messages: list[Message], tokenizer: Any, *, add_generation_prompt: bool) -> str:
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+def _render(
+    messages: list[Message], tokenizer: Any, template: Mapping[str, Any] | None, *, add_generation_prompt: bool
+) -> str:
+    text: str = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=add_generation_prompt, **(template or {})
+    )
     return text
 
 
-def load_samples(path: Path, tokenizer: Any, max_length: int, say: Callable[[str], None]) -> list[Sample]:
-    """All usable samples of a file, cut at `max_length`; those without a place for an anchor are counted and said."""
+def load_samples(file: str | Path, tokenizer: Any, config: DataConfig, say: Callable[[str], None]) -> list[Sample]:
+    """All usable samples of a file, cut at `max_length`.
+
+    Those without a place for an anchor, and those that the template does not render one turn behind the other, are
+    counted and said. Raises TrainerError with the line for one that cannot be rendered at all, or when none is left.
+    """
+    path, max_length = Path(file), config.max_length
     samples: list[Sample] = []
     dropped: list[int] = []
+    unfit: list[int] = []
     for number, messages in read_conversations(path):
         try:
-            whole = encode(messages, tokenizer)
-        except ValueError as error:
+            whole = encode(messages, tokenizer, config.template)
+        except NoPrefix:
+            unfit.append(number)
+            continue
+        except BAD_TEXT as error:
             raise TrainerError(f"{path}:{number}: {error}.") from error
         sample = Sample(whole.tokens[:max_length], whole.loss_mask[:max_length], whole.prompt)
         # An anchor needs two supervised tokens side by side (dflash/anchors.py, eligible).
@@ -125,6 +151,13 @@ def load_samples(path: Path, tokenizer: Any, max_length: int, say: Callable[[str
             dropped.append(number)
     if dropped:
         say(f"data: {path.name}: {len(dropped)} lines have no answer within {max_length} tokens, first: {dropped[:5]}")
+    if unfit:
+        say(f"data: {path.name}: {len(unfit)} lines skipped, {NoPrefix()}, first: {unfit[:5]}")
+    if unfit and not samples:
+        raise TrainerError(
+            f"{path}:{unfit[0]}: {NoPrefix()}, and no other line is usable.",
+            next="split conversations into one line per answer, or set variables of the template in [data.template]",
+        )
     if not samples:
         raise TrainerError(f"{path} holds no usable conversation.", next="raise data.max_length or check the file")
     return samples

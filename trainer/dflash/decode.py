@@ -103,10 +103,11 @@ def speculative_decode(
 
 
 def _draft(target: Target, drafter: Drafter, features: Tensor, block: Tensor, context: ContextCache) -> Tensor:
-    """Greedy tokens for slots 1.. of a block [1, B]."""
-    dtype = drafter.fc.weight.dtype
-    hidden = drafter.draft(features.to(dtype), functional.embedding(block, target.embedding).to(dtype), context)
-    return (hidden[0, 1:].to(target.head.dtype) @ target.head.T).argmax(-1)
+    """Greedy tokens for slots 1.. of a block [1, B], on the target's device; the drafter may stand on another one."""
+    device, dtype = drafter.fc.weight.device, drafter.fc.weight.dtype
+    embedded = functional.embedding(block, target.embedding)
+    hidden = drafter.draft(features.to(device, dtype), embedded.to(device, dtype), context)
+    return (hidden[0, 1:].to(target.head.device, target.head.dtype) @ target.head.T).argmax(-1)
 
 
 def _row(tokens: Sequence[int], device: torch.device) -> Tensor:

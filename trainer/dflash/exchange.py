@@ -22,6 +22,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def agree(self, rank: int) -> bool:
+        """Waits for all and returns whether all shall stop now; all get the same answer. Raises Cancelled."""
+        ...
+
     def cancel(self) -> None:
         """Wakes everybody who waits; they raise Cancelled."""
         ...
@@ -34,6 +38,9 @@ class SingleExchange:
         self._stop = stop
 
     def reduce(self, rank: int, buffer: Tensor) -> bool:  # noqa: ARG002
+        return self._stop()
+
+    def agree(self, rank: int) -> bool:  # noqa: ARG002
         return self._stop()
 
     def cancel(self) -> None:
@@ -77,6 +84,11 @@ class ThreadExchange:
         self._done[rank] = _record(buffer.device)
         self._wait(self._leave)
         _wait_events(self._done, buffer.device)
+        return self._stopping
+
+    def agree(self, rank: int) -> bool:  # noqa: ARG002
+        self._wait(self._arrive)
+        # Nobody can decide anew before this thread has arrived again.
         return self._stopping
 
     def cancel(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, isfinite, pi
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +101,11 @@ class FlatParameters:
         self.statistics[: len(statistics)] = torch.stack([value.detach() for value in statistics])
 
     def step(self, rate: float, denominator: Tensor) -> Tensor:
-        """Divides the summed gradient by the summed `denominator`, clips, steps AdamW; returns the gradient's norm."""
+        """Divides the summed gradient by the summed `denominator`, clips, steps AdamW; returns the gradient's norm.
+
+        When the norm is not finite the step is left out: masters, moments and their count stay as they are. The fused
+        optimizer decides that on the device (as for torch.amp.GradScaler), so nothing waits for the host.
+        """
         gradient = self.masters.grad
         assert gradient is not None
         gradient.div_(denominator)
@@ -109,6 +113,7 @@ class FlatParameters:
         if self._config.clip > 0:
             gradient.mul_((self._config.clip / (norm + 1e-6)).clamp(max=1.0))
         self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.found_inf = torch.isfinite(norm).logical_not().float()  # type: ignore[attr-defined]
         self._optimizer.step()
         self._refresh()
         return norm
@@ -120,20 +125,23 @@ class FlatParameters:
             key: saved[key] for key in ("exp_avg", "exp_avg_sq") if key in saved
         }
         return {
-            f"{kind}.{name}": self._view(buffer, name).cpu().clone()
+            f"{kind}.{name}": self._view(buffer, name).to("cpu", copy=True)
             for kind, buffer in buffers.items()
             for name in self._slots
         }
 
-    def masters_by_name(self) -> dict[str, Tensor]:
-        """The float32 weights by state-dict key, on the CPU."""
-        return {name: self._view(self.masters.detach(), name).cpu().clone() for name in self._slots}
+    @torch.no_grad()
+    def copy_from(self, other: FlatParameters) -> None:
+        """Takes over the masters of an equal drafter, which may be on another device."""
+        self.masters.copy_(other.masters)
+        self._refresh()
 
 
-def check_finite(loss: float, step: int) -> None:
-    """TrainerError when the loss stopped being a number."""
-    if loss != loss or loss in (float("inf"), float("-inf")):
-        raise TrainerError(
-            f"The loss of step {step} is {loss}; nothing was saved after it.",
-            next="lower optimizer.learning_rate, or use compute_dtype float32",
-        )
+def check_finite(loss: float, gradient_norm: float, step: int) -> None:
+    """TrainerError when the loss or the norm of the gradient stopped being a number."""
+    for what, value in (("loss", loss), ("gradient norm", gradient_norm)):
+        if not isfinite(value):
+            raise TrainerError(
+                f"The {what} of step {step} is {value}; nothing was saved after it.",
+                next="lower optimizer.learning_rate, or use compute_dtype float32",
+            )

@@ -101,15 +101,20 @@ class Pipeline:
             for step in range(self._steps):
                 depths = tuple(channel.depth() for channel in mine)
                 asked = time.monotonic()
-                handed = mine[self._plan.target_of(step, rank)].get()
+                batch = receive(mine[self._plan.target_of(step, rank)].get(), unit.device)
                 waited = time.monotonic() - asked
-                unit.step.forward_backward(receive(handed, unit.device))
+                unit.step.forward_backward(batch)
+                # Before the next wait: a row of hidden states is large, and the queue holds others already.
+                del batch
                 stopping = self._exchange.reduce(rank, unit.step.exchange_buffer)
                 rate = learning_rate(self._config.optimizer, step, self._steps)
                 totals = unit.step.update(rate)
                 if rank == 0:
                     self.finished = step + 1
                 self._report(unit, StepReport(step + 1, totals, rate, waited, depths))
+                if self._config.run.saves_after(step + 1):
+                    # Asked again behind the save, which may be long: a stop that came meanwhile needs no other step.
+                    stopping = self._exchange.agree(rank)
                 if stopping:
                     # Everybody got this step's batch before the exchange, so nobody needs the channels any more.
                     for channel in mine:

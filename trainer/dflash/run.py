@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from dflash.checkpoint import latest_checkpoint
 from dflash.config import Config
+from dflash.errors import TrainerError
 from dflash.evaluate import Evaluation, Evaluator
 from dflash.metrics import MetricsFile, duration, say
 from dflash.setup import DrafterUnit, Loaded, build_drafters, load, ticket_plan
@@ -28,17 +30,22 @@ class Run:
         self._stop = stop
         self._began = time.monotonic()
         self._losses: dict[str, float] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config.resolved(), indent=2) + "\n", encoding="utf-8")
-        self._metrics = MetricsFile(folder / "metrics.jsonl")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _refuse_used(folder)
+            (folder / "config.json").write_text(json.dumps(config.resolved(), indent=2) + "\n", encoding="utf-8")
+            self._metrics = MetricsFile(folder / "metrics.jsonl")
+        except OSError as error:
+            raise TrainerError(
+                f"The run folder {folder} cannot be used: {error.strerror}.", next="name another one with --run-dir"
+            ) from error
 
     def execute(self) -> None:
         """Runs everything; raises TrainerError, WorkerFailed, or Stopped when stopped before training."""
         config = self._config
         torch.set_num_threads(usable_cores())
-        loaded = load(config, say)
-        self._stop.check()
-        units = build_drafters(config, loaded)
+        loaded = load(config, say, self._stop.check)
+        units = build_drafters(config, loaded, self._stop.check)
         evaluators = self._evaluators(loaded)
         before = self._evaluate("before", evaluators, units[0])
         plan = ticket_plan(config, len(loaded.store))
@@ -58,19 +65,17 @@ class Run:
         self._result(trainer, checkpoint, stopped=False, before=before, after=after)
 
     def _evaluators(self, loaded: Loaded) -> dict[str, Evaluator]:
-        wanted = self._config.evaluation
-        sets = {"memorised": loaded.train, "heldout": loaded.heldout}
         return {
             name: Evaluator(
                 loaded.target,
-                [sample.prompt for sample in samples[: wanted.prompts]],
-                wanted.max_new_tokens,
+                prompts,
+                self._config.evaluation.max_new_tokens,
                 loaded.stops,
                 loaded.mask_token,
                 self._stop.check,
             )
-            for name, samples in sets.items()
-            if samples and wanted.prompts > 0
+            for name, prompts in loaded.prompts.items()
+            if prompts
         }
 
     def _evaluate(self, when: str, evaluators: dict[str, Evaluator], unit: DrafterUnit) -> dict[str, Evaluation]:
@@ -123,6 +128,18 @@ class Run:
         (self._folder / "result.json").write_text(text, encoding="utf-8")
         if not stopped:
             say(_summary(result))
+
+
+def _refuse_used(folder: Path) -> None:
+    """TrainerError for the folder of another run: its numbers and checkpoints must not be mixed with new ones."""
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    metrics = folder / "metrics.jsonl"
+    found = checkpoint or (metrics if metrics.exists() else None)
+    if found is not None:
+        raise TrainerError(
+            f"The run folder {folder} holds another run ({found.relative_to(folder)}).",
+            next="name another one with --run-dir",
+        )
 
 
 def _summary(result: dict[str, Any]) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dflash.config import Config
-from dflash.data import RowStore, Sample, load_samples
+from dflash.data import RowStore, load_samples
 from dflash.drafter import Drafter, DrafterShape
 from dflash.errors import TrainerError
 from dflash.flat import FlatParameters
@@ -20,6 +19,7 @@ from dflash.step import StepPlan, TrainingStep
 from dflash.target import (
     Target,
     choose_mask_token,
+    head_dim,
     load_target,
     load_tokenizer,
     locate,
@@ -51,9 +51,10 @@ class Loaded:
     tokenizer: Any
     mask_token: int
     stops: frozenset[int]
-    train: list[Sample]
-    heldout: list[Sample]
+    prompts: dict[str, list[list[int]]]
+    """What evaluation asks, by the name of the set: memorised, heldout."""
     store: RowStore
+    """The samples to train on."""
 
     @property
     def target(self) -> Target:
@@ -61,20 +62,25 @@ class Loaded:
         return next(iter(self.targets.values()))
 
 
-def load(config: Config, say: Say) -> Loaded:
-    """Loads one target per device and the data files."""
+def _never() -> None:
+    return None
+
+
+def load(config: Config, say: Say, poll: Callable[[], None] = _never) -> Loaded:
+    """Loads one target per device and the data files; `poll` is called between the parts and may raise to give up."""
     location = locate(config.target.model, say)
     tokenizer = load_tokenizer(location)
     targets: dict[torch.device, Target] = {}
     for device in dict.fromkeys(parse_device(name) for name in config.topology.targets):
         say(f"target {config.target.model}: loading on {device} in {config.target.dtype}")
         targets[device] = load_target(config.target, location, device)
+        poll()
     target = next(iter(targets.values()))
     mask_token = choose_mask_token(tokenizer, target.embedding.shape[0], config.drafter.mask_token_id)
-    train = load_samples(Path(config.data.train), tokenizer, config.data.max_length, say)
-    heldout = (
-        load_samples(Path(config.data.heldout), tokenizer, config.data.max_length, say) if config.data.heldout else []
-    )
+    train = load_samples(config.data.train, tokenizer, config.data, say)
+    poll()
+    heldout = load_samples(config.data.heldout, tokenizer, config.data, say) if config.data.heldout else []
+    poll()
     for sample in train:
         if mask_token in sample.tokens:
             raise TrainerError(f"The mask token {mask_token} appears in {config.data.train}; choose another one.")
@@ -85,7 +91,11 @@ def load(config: Config, say: Say) -> Loaded:
         f"target: {target.num_layers} layers, captured {list(target.layer_ids)}, mask token {mask_token}; "
         f"data: {len(train)} samples to train on, {len(heldout)} held out"
     )
-    return Loaded(targets, tokenizer, mask_token, stops, train, heldout, store)
+    prompts = {
+        name: [sample.prompt for sample in samples[: config.evaluation.prompts]]
+        for name, samples in (("memorised", train), ("heldout", heldout))
+    }
+    return Loaded(targets, tokenizer, mask_token, stops, prompts, store)
 
 
 def drafter_shape(config: Config, target: Target) -> DrafterShape:
@@ -97,7 +107,7 @@ def drafter_shape(config: Config, target: Target) -> DrafterShape:
         num_layers=config.drafter.layers,
         num_heads=own.num_attention_heads,
         num_kv_heads=own.num_key_value_heads,
-        head_dim=getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads,
+        head_dim=head_dim(own),
         num_captured=len(target.layer_ids),
         block_size=config.drafter.block_size,
         rms_norm_eps=own.rms_norm_eps,
@@ -116,21 +126,24 @@ def ticket_plan(config: Config, samples: int) -> TicketPlan:
     )
 
 
-def build_drafters(config: Config, loaded: Loaded) -> list[DrafterUnit]:
-    """Equal drafters, one per entry of topology.drafters; nothing is compiled yet."""
+def build_drafters(config: Config, loaded: Loaded, poll: Callable[[], None] = _never) -> list[DrafterUnit]:
+    """Equal drafters, one per entry of topology.drafters; nothing is compiled yet. `poll` is called before each."""
     shared: dict[torch.device, tuple[Tensor, Tensor]] = {}
     units: list[DrafterUnit] = []
     dtype = torch_dtype(config.drafter.compute_dtype)
     shape = drafter_shape(config, loaded.target)
     for rank, name in enumerate(config.topology.drafters):
+        poll()
         device = parse_device(name)
         if device not in shared:
             shared[device] = _frozen_tables(loaded, device, dtype)
         embedding, head = shared[device]
-        drafter = Drafter(shape, loaded.target.rotary())
-        drafter.initialise(config.run.seed, config.drafter.initial_norm or loaded.target.final_norm.cpu())
-        drafter.to(device)
+        drafter = _bare_drafter(shape, loaded.target, device)
+        if not units:
+            drafter.initialise(config.run.seed, config.drafter.initial_norm or loaded.target.final_norm.cpu())
         parameters = FlatParameters(drafter, dtype, config.optimizer)
+        if units:
+            parameters.copy_from(units[0].parameters)
         worker = f"drafter-{rank}"
         plan = StepPlan(
             rows=config.run.rows,
@@ -146,6 +159,16 @@ def build_drafters(config: Config, loaded: Loaded) -> list[DrafterUnit]:
         step = TrainingStep(drafter, parameters, embedding, head, plan)
         units.append(DrafterUnit(worker, device, drafter, parameters, step))
     return units
+
+
+def _bare_drafter(shape: DrafterShape, target: Target, device: torch.device) -> Drafter:
+    """A drafter whose weights are not set: torch's own random start would take long and be thrown away."""
+    rotary = target.rotary()
+    with torch.device("meta"):
+        drafter = Drafter(shape, rotary)
+    drafter.to_empty(device=device)
+    drafter.rotary = target.rotary().to(device)  # to_empty emptied the one inside
+    return drafter
 
 
 def _frozen_tables(loaded: Loaded, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dflash import smollm2
@@ -35,10 +36,10 @@ class TargetConfig:
     """Decoder layers (0-based) whose outputs are captured."""
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a config word; TrainerError for an unknown one."""
+def torch_dtype(name: str, key: str = "dtype") -> torch.dtype:
+    """The dtype of a config word; TrainerError with the `key` for an unknown one."""
     if name not in _DTYPES:
-        raise TrainerError(f"Unknown dtype {name!r}; known are {', '.join(sorted(_DTYPES))}.")
+        raise TrainerError(f"{key} is no dtype: {name!r}; known are {', '.join(sorted(_DTYPES))}.")
     return _DTYPES[name]
 
 
@@ -61,8 +62,10 @@ class Target:
     def __init__(self, model: Any, layer_ids: Sequence[int]) -> None:
         self.model: Any = model.eval().requires_grad_(False)
         self.config: Any = self.model.config
+        layers = _decoder_layers(self.model)
         refuse_unsupported(self.config)
-        layers = self.model.model.layers
+        if 2 * self.model.model.rotary_emb.inv_freq.numel() != head_dim(self.config):
+            raise TrainerError("Targets with partial rotary embeddings are not supported.")
         self.layer_ids = tuple(layer_ids)
         _check_layer_ids(self.layer_ids, len(layers))
         self.num_layers = len(layers)
@@ -144,6 +147,23 @@ class Target:
         return trunk
 
 
+def _decoder_layers(model: Any) -> Any:
+    """The decoder layers at model.model.layers; TrainerError, naming the class, for models that are built otherwise."""
+    trunk: Any = getattr(model, "model", None)
+    missing = [name for name in ("layers", "norm", "rotary_emb") if getattr(trunk, name, None) is None]
+    if missing:
+        raise TrainerError(
+            f"Targets of the class {type(model).__name__} are not supported: there is no model.{missing[0]}.",
+            next="take a Llama- or Qwen-type target",
+        )
+    return trunk.layers
+
+
+def head_dim(config: Any) -> int:
+    """Size of one attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def _check_layer_ids(ids: tuple[int, ...], num_layers: int) -> None:
     if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0:
         raise TrainerError(f"target.layer_ids must be distinct layers in ascending order, not {list(ids)}.")
@@ -159,11 +179,14 @@ def refuse_unsupported(config: Any) -> None:
             raise TrainerError(f"The target scales or caps its activations or logits ({key}), which is not supported.")
     if str(getattr(config, "model_type", "")).startswith("gemma"):
         raise TrainerError("Gemma targets scale their embeddings, which is not supported.")
+    # transformers 4.x has the factor beside the rope's parameters, 5.x among them.
+    inner = getattr(config, "rope_parameters", None) or {}
+    for factor in (getattr(config, "partial_rotary_factor", None), inner.get("partial_rotary_factor")):
+        if float(factor or 1.0) != 1.0:
+            raise TrainerError("Targets with partial rotary embeddings are not supported.")
     kind = rope_parameters(config)[1]
     if kind is not None and kind.get("rope_type", kind.get("type", "default")) not in _STATIC_ROPES:
         raise TrainerError(f"The target's rope scaling {kind} changes with the length, which is not supported.")
-    if float(getattr(config, "partial_rotary_factor", None) or 1.0) != 1.0:
-        raise TrainerError("Targets with partial rotary embeddings are not supported.")
 
 
 def rope_parameters(config: Any) -> tuple[float, dict[str, Any] | None]:
@@ -193,7 +216,10 @@ def load_tokenizer(location: str) -> Any:
     """The target's fast tokenizer; slow ones cannot be loaded by name with the same tokens everywhere."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(location)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location)
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainerError(f"The tokenizer of {location!r} cannot be loaded: {_first_line(error)}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise TrainerError(f"The target at {location} has no tokenizer.json (fast tokenizer).")
     return tokenizer
@@ -207,10 +233,14 @@ def load_target(config: TargetConfig, location: str, device: torch.device) -> Ta
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=torch_dtype(config.dtype))
-    except OSError as error:
-        raise TrainerError(f"The target model {location!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-    ids = config.layer_ids or choose_layers(model.config.num_hidden_layers, config.layers)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise TrainerError(f"The target model {location!r} cannot be loaded: {_first_line(error)}") from error
+    ids = config.layer_ids or choose_layers(len(_decoder_layers(model)), config.layers)
     return Target(model.to(device), ids)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def stop_tokens(target: Target, tokenizer: Any) -> frozenset[int]:

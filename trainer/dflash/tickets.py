@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,15 @@ from dflash.anchors import integer_hash
 
 _SHUFFLE = 0x5DEECE66
 """Keeps the shuffle's hash apart from the anchors'."""
+
+
+@lru_cache(maxsize=8)
+def _order(seed: int, epoch: int, samples: int) -> Tensor:
+    """The shuffle of an epoch; kept, since every batch of the epoch asks, and targets may be an epoch ahead."""
+    words = [torch.tensor(word) for word in (seed, epoch, _SHUFFLE)]
+    places = torch.arange(samples)
+    # The place below the hash makes every key unique: the order cannot depend on how ties are sorted.
+    return ((integer_hash(*words, places) << 30) | places).argsort()
 
 
 @dataclass(frozen=True)
@@ -46,15 +56,8 @@ class TicketPlan:
         """(epochs [rows], sample indices [rows]) of a drafter's batch; every epoch is a shuffle of all samples."""
         first = step * self.per_step + drafter * self.rows
         visits = [divmod(k, self.samples) for k in range(first, first + self.rows)]
-        order = {epoch: self._order(epoch) for epoch, _ in visits}
         epochs = torch.tensor([epoch for epoch, _ in visits])
-        return epochs, torch.stack([order[epoch][place] for epoch, place in visits])
-
-    def _order(self, epoch: int) -> Tensor:
-        words = [torch.tensor(word) for word in (self.seed, epoch, _SHUFFLE)]
-        places = torch.arange(self.samples)
-        # The place below the hash makes every key unique: the order cannot depend on how ties are sorted.
-        return ((integer_hash(*words, places) << 30) | places).argsort()
+        return epochs, torch.stack([_order(self.seed, epoch, self.samples)[place] for epoch, place in visits])
 
     def target_of(self, step: int, drafter: int) -> int:
         """Which target thread makes this batch: batches are dealt round."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from dflash.checkpoint import published_config, save_checkpoint
 from dflash.config import Config
+from dflash.errors import TrainerError
 from dflash.flat import check_finite
 from dflash.metrics import MetricsFile, duration, say
 from dflash.pipeline import Pipeline, StepReport
@@ -23,7 +25,8 @@ from dflash.topology import threads_per_worker
 _GRACE_COMPILING = 5.0
 """Seconds that a stop waits for a thread that compiles; there is nothing to lose, and a compiler cannot be asked."""
 _GRACE_STEP = 60.0
-"""Seconds that a stop waits for the step to end, so that it can be saved."""
+"""Seconds without progress (a finished step, a finished save) after which a stop no longer waits for the step to end.
+A save that is under way is always waited for."""
 
 
 class Training:
@@ -48,6 +51,10 @@ class Training:
         self._stop = stop
         self._pipeline = Pipeline(config, loaded, units, plan, self._after_step, stop.requested, say)
         self._window = (0, 0.0)
+        self._last: StepReport | None = None
+        self._saved: dict[int, Path] = {}
+        self._saving = False
+        self._progress = 0.0
         self.first_loss: float | None = None
         self.last_loss: float | None = None
 
@@ -67,57 +74,70 @@ class Training:
         opened = False
         self._pipeline.start()
         try:
-            deadline: float | None = None
+            asked: float | None = None
             while not self._pipeline.crew.wait(0.1):
                 if not opened and self._pipeline.gate.open:
                     opened = True
                     say("all drafters are warm; training starts")
                 if self._stop.requested():
-                    training = self._pipeline.gate.open
-                    deadline = deadline or time.monotonic() + (_GRACE_STEP if training else _GRACE_COMPILING)
-                    if not training:
+                    asked = asked or time.monotonic()
+                    compiling = self._pipeline.gate.shut()
+                    if compiling:
                         self._pipeline.crew.cancel()
-                    if time.monotonic() > deadline:
-                        self._leave_busy_threads()
+                    grace = _GRACE_COMPILING if compiling else _GRACE_STEP
+                    if not self._saving and time.monotonic() - max(asked, self._progress) > grace:
+                        self._leave_busy_threads(compiling)
+            checkpoint = self._save(self.finished)
             self._pipeline.gate.check()
         except BaseException:
             self._pipeline.crew.cancel()
             raise
         finally:
             self._pipeline.gate.release()
-        return self._save(self.finished)
+        return checkpoint
 
-    def _leave_busy_threads(self) -> None:
-        """Ends the process beside threads that cannot be interrupted: before the first step with all that there is to
-        save, later with an error, since the weights are in the middle of a step."""
+    def _leave_busy_threads(self, compiling: bool) -> None:
+        """Ends the process beside threads that cannot be interrupted: while they compile with all that there is to
+        save, later with an error, since the weights may be in the middle of a step."""
         busy = ", ".join(self._pipeline.crew.alive())
-        if self.finished == 0:
+        if compiling:
             checkpoint = self._save(0)
             say(f"stopped by {self._stop.signal} before the first step ({busy} busy); checkpoint: {checkpoint}")
         else:
-            say(f"stopped by {self._stop.signal}, not saved: {busy} did not end within {_GRACE_STEP:.0f} s")
+            say(f"stopped by {self._stop.signal}, not saved: no progress of {busy} within {_GRACE_STEP:.0f} s")
         sys.stdout.flush()
-        os._exit(0 if self.finished == 0 else 1)
+        os._exit(0 if compiling else 1)
 
     def _after_step(self, unit: DrafterUnit, report: StepReport) -> None:
         run = self._config.run
         first, last = report.step == 1, report.step == run.steps
         if first:
-            loss = float(report.totals.loss / report.totals.weight)
-            check_finite(loss, report.step)
+            loss = _Figures.read(report).mean
             say(f"{unit.name}: step 1 done, loss {loss:.3f}")
         if unit is not self._units[0]:
             return
-        if first or last or report.step % run.log_every == 0 or self._stop.requested():
-            self._log(report)
-        if run.save_every and report.step % run.save_every == 0 and not last:
+        self._last = report
+        self._progress = time.monotonic()
+        if run.saves_after(report.step):
             say(f"step {report.step}: saved {self._save(report.step)}")
+        logged = report.step % run.log_every == 0
+        if first or last or logged or self._stop.requested():
+            self._log(report)
+        if logged:
+            self._check_gate(report.step)
+
+    def _check_gate(self, step: int) -> None:
+        """Raises TrainerError when something was compiled late; the step, which is a good one, is saved before."""
+        try:
+            self._pipeline.gate.check()
+        except TrainerError:
+            say(f"step {step}: saved {self._save(step)}")
+            raise
 
     def _log(self, report: StepReport) -> None:
-        """Reads the step's sums from the device (the only place that waits for it) and tells them."""
-        loss, weight, correct, slots, norm = torch.stack([value.double() for value in report.totals]).tolist()
-        mean = loss / weight if weight else 0.0
-        check_finite(mean, report.step)
+        """Reads the step's sums from the device (here and before a save the host waits for it) and tells them."""
+        figures = _Figures.read(report)
+        mean, correct, slots, norm = figures.mean, figures.correct, figures.slots, figures.gradient_norm
         self.first_loss = mean if self.first_loss is None else self.first_loss
         self.last_loss = mean
         now = time.monotonic()
@@ -151,6 +171,19 @@ class Training:
         return int(self._loaded.store.lengths[torch.cat(batches)].sum())
 
     def _save(self, step: int) -> Path:
+        """Saves the step unless this run has saved it; raises TrainerError when its figures are not finite."""
+        if step not in self._saved:
+            if self._last is not None:
+                _Figures.read(self._last)
+            self._saving = True
+            try:
+                self._saved[step] = self._write(step)
+            finally:
+                self._progress = time.monotonic()
+                self._saving = False
+        return self._saved[step]
+
+    def _write(self, step: int) -> Path:
         config, unit, target = self._config, self._units[0], self._loaded.target
         dtype = torch_dtype(config.run.checkpoint_dtype)
         published = published_config(
@@ -168,5 +201,23 @@ class Training:
             "steps_planned": config.run.steps,
             "config": config.resolved(),
         }
-        weights, state = unit.parameters.masters_by_name(), unit.parameters.state()
-        return save_checkpoint(self._folder / "checkpoints", step, weights, published, dtype, state, progress)
+        state = unit.parameters.state()
+        return save_checkpoint(self._folder / "checkpoints", step, published, dtype, state, progress)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """A step's sums as numbers of the host, all finite."""
+
+    mean: float
+    correct: float
+    slots: float
+    gradient_norm: float
+
+    @classmethod
+    def read(cls, report: StepReport) -> _Figures:
+        """Waits for the device; raises TrainerError when loss or gradient are not finite."""
+        loss, weight, correct, slots, norm = torch.stack([value.double() for value in report.totals]).tolist()
+        mean = loss / weight if weight else 0.0
+        check_finite(mean, norm, report.step)
+        return cls(mean, correct, slots, norm)
