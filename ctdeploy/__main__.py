@@ -1,5 +1,5 @@
 """`python -m ctdeploy`."""
 
-from ctdeploy.cli.main import main
+from ctdeploy.program import main
 
 main()

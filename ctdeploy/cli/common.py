@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 import os
 import signal
@@ -88,6 +90,8 @@ def execute(env: Environment, work: Callable[[Environment], None]) -> None:
             _fail(env, error)
         except (BrokenPipeError, typer.Exit, typer.Abort):
             raise
+        except OSError as error:
+            _fail(env, _bug(error) if error.filename else _unwritable(env, error))
         except Exception as error:
             _fail(env, _bug(error))
         finally:
@@ -113,6 +117,14 @@ def _fail(env: Environment, error: CtdeployError | KeyboardInterrupt | _Terminat
         ended.code = code
         env.document(error_document(ended))
     raise typer.Exit(int(code)) from None
+
+
+def _unwritable(env: Environment, error: OSError) -> CtdeployError:
+    """Standard output cannot be written (a full disk behind `>`): what was done is done, but it cannot be told."""
+    env.options = dataclasses.replace(env.options, json=False)
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return CtdeployError(f"the result could not be written to standard output: {error.strerror}")
 
 
 def _bug(error: Exception) -> CtdeployError:

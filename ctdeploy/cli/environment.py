@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from ctdeploy.errors import CtdeployError, TimedOut
+from ctdeploy.errors import CtdeployError, TimedOut, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,8 +54,16 @@ class Environment:
         self._stdout = _writable(stdout or sys.stdout)
         self._stderr = _writable(stderr or sys.stderr)
         self._selection: list[str] = []
-        self.cwd = cwd or Path.cwd()
+        self._cwd = cwd
         self._spinner: Any = None
+
+    @cached_property
+    def cwd(self) -> Path:
+        """The working folder. Raises UsageError when it is gone."""
+        try:
+            return self._cwd or Path.cwd()
+        except FileNotFoundError:
+            raise UsageError("the working folder does not exist any more", next="cd to one that does") from None
 
     @cached_property
     def out(self) -> Console:

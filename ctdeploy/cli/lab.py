@@ -90,13 +90,17 @@ def sh(
     words: Annotated[list[str] | None, typer.Argument(metavar="[-- CMD]", help="Without one, a shell.")] = None,
 ) -> None:
     """Run a command on the lab's host as its root: `lab sh -- pct list`."""
+    import signal
     import subprocess
 
     from ctdeploy.lab import host
 
     host.ensure_up(env.step)
     env.rest()
+    # Ctrl-C reaches the command by itself, and its end is ours.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     done = subprocess.run(host.enter_argv(words or []), env=host.enter_environment(), check=False)
+    signal.signal(signal.SIGINT, before)
     raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
 
 

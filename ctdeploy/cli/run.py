@@ -45,13 +45,16 @@ def run(
     what, container = env.app(app), env.container(ct)
     # While it is followed the log is the result; while it is only waited for, it is progress.
     show = env.raw if follow and not env.options.json else env.progress
-    launched: list[str] = []
+    launched: list[str | None] = []
     try:
         result = ops.run(container, what, options, env, show, launched.append)
     except KeyboardInterrupt:
         env.rest()
-        for name in launched:
+        name = launched[-1] if launched else None
+        if name:
             env.hint(f"detached; the run goes on: ctdeploy logs {name} -f, ctdeploy stop {name}")
+        elif launched:
+            env.hint("interrupted while the launch was under way, so a run may be there: ctdeploy status")
         raise
     env.result(result, lambda: _render(env, result))
 

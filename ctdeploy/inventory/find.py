@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,17 +36,26 @@ def locate(config: str | None, env: Mapping[str, str], cwd: Path) -> Located:
             path = cwd / Path(value).expanduser()
             if path.is_dir():
                 path = path / FILE_NAME
-            if not path.is_file():
-                raise ConfigError(f"{path}, named by {how}, is not there", next="ctdeploy init")
+            _must_be_a_file(path, f", named by {how},")
             return Located(path, path.parent, how)
     for folder in (cwd, *cwd.parents):
         path = folder / FILE_NAME
-        if path.is_file():
+        if os.path.lexists(path):
+            # One that cannot be read must not give way to another, which would mean another host.
+            _must_be_a_file(path)
             return Located(path, folder, "found upwards from the working folder")
     path = user_file()
     if path.is_file():
         return Located(path, path.parent, "the user's config folder")
     return built_in()
+
+
+def _must_be_a_file(path: Path, how: str = "") -> None:
+    if path.is_file():
+        return
+    if os.path.lexists(path):
+        raise ConfigError(f"{path}{how} is not a regular file")
+    raise ConfigError(f"{path}{how} is not there", next="ctdeploy init")
 
 
 def user_file() -> Path:

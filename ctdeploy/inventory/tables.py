@@ -17,9 +17,9 @@ from ctdeploy.remote.payloads.markers import read_pattern
 CT_MIN, CT_MAX = 100, 999_999_999
 
 # Names become folder names, table keys and parts of `ID@HOST`; a container's must not look like an id or a range.
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+NAME = re.compile(r"(?!layout\Z)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 CONTAINER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
-NAME_RULE = "letters, digits, '_', '.' and '-', at most 64, not starting with '.' or '-'"
+NAME_RULE = "letters, digits, '_', '.' and '-', at most 64, not starting with '.' or '-', and not \"layout\""
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?\Z|\d+\Z")
 # What the tool sets itself (the run contract), so that a value here would be lost without a word.
@@ -60,6 +60,12 @@ def _env(value: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name} is set by ctdeploy itself")
         if "\0" in text:
             raise ValueError(f"{name} holds a NUL character")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("expected no NUL character: no program can be given one")
     return value
 
 
@@ -221,7 +227,9 @@ class AppTable(Table):
     ready: Regex | None = Field(
         default=None, description="Regular expression that the log matches once the run is ready."
     )
-    args: list[str] = Field(default=[], description="Arguments of the script where the command line gives none.")
+    args: list[Annotated[str, AfterValidator(_no_nul)]] = Field(
+        default=[], description="Arguments of the script where the command line gives none."
+    )
     env: Env = Field(default={}, description="Environment of every run of this app; wins over the container's.")
     keep: Annotated[int, Field(ge=1)] = Field(default=DEFAULT_KEEP, description="How many releases are kept.")
 

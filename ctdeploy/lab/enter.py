@@ -6,6 +6,7 @@ Not by SSH: this also works for what the client under test must not see, and cos
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from ctdeploy.lab.containers.attach import Namespaces, drop_capabilities
@@ -20,9 +21,12 @@ def main() -> None:
         namespaces.enter_pids()
     except OSError as error:
         sys.exit(f"the lab's host cannot be entered: {error.strerror}")
+    # Ctrl-C is for the command; we wait for what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
     if child == 0:
         try:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             drop_capabilities()
             namespaces.enter()
             os.chdir("/root")

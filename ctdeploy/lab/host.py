@@ -71,12 +71,16 @@ def ensure_up(report: Report | None = None) -> LabEndpoint:
     Raises HostError with the line that mends what is missing.
     """
     folder = default_folder()
-    record = _usable(folder)
-    if record is None:
-        take(folder.path, STATE_MARK)
-        take(folder.cache, CACHE_MARK)
-        with locked(folder) as lock:
-            record = _usable(folder) or _start(folder, lock, report)
+    try:
+        record = _usable(folder)
+        if record is None:
+            take(folder.path, STATE_MARK)
+            take(folder.cache, CACHE_MARK)
+            with locked(folder) as lock:
+                record = _usable(folder) or _start(folder, lock, report)
+    except OSError as error:
+        text = f"the lab cannot use its folder {folder.path}: {error.strerror}"
+        raise HostError(text, next="CTDEPLOY_LAB_DIR names another one") from error
     return _endpoint(folder, record)
 
 
@@ -142,7 +146,8 @@ def enter_argv(words: Sequence[str]) -> list[str]:
     record = _running(default_folder())
     if record is None:
         raise HostError("the lab is not up", next="ctdeploy lab up")
-    return [sys.executable, "-m", "ctdeploy.lab.enter", str(record.pid), "--", *words]
+    # -P: a module of the working folder must not come before ours.
+    return [sys.executable, "-P", "-m", "ctdeploy.lab.enter", str(record.pid), "--", *words]
 
 
 def enter_environment() -> dict[str, str]:

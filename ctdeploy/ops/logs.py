@@ -12,7 +12,7 @@ from ctdeploy.inventory.values import App, Container
 from ctdeploy.ops.connection import connect, who
 from ctdeploy.ops.reporter import Reporter
 from ctdeploy.remote.payloads.runs import ENDED
-from ctdeploy.remote.session import Session
+from ctdeploy.remote.session import Session, SessionKilled
 
 POLL_S = 5.0
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -42,7 +42,7 @@ def follow(container: Container, app: App, run: str | None, reporter: Reporter, 
                 run, offset = chunk.run["run"], chunk.offset + len(chunk.data)
                 yield chunk
             return
-        except NetworkError as error:
+        except (NetworkError, SessionKilled) as error:
             if failures >= len(RETRY_S):
                 raise
             reporter.warn(f"{error.message}; following again from byte {offset}")

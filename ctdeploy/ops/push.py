@@ -48,6 +48,7 @@ class PushPlan:
     session: tuple[str, ...]
     stage: tuple[str, ...]
     run: LaunchAs
+    keep: int
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def plan(container: Container, app: App, options: PushOptions, journal: Journal 
         session=session_argv(place),
         stage=staging_argv(place, staging, nonce),
         run=launch_as(container, app),
+        keep=app.keep,
     )
 
 
@@ -185,7 +187,7 @@ def _push(link: Link, planned: PushPlan, options: PushOptions, reporter: Reporte
             return _unchanged(session, planned, active, hello, reporter)
         placed = _place(link, session, stager, planned, stack, reporter)
         verified = _verify(session, placed, hello, planned, reporter)
-        return _activate(session, verified, options, active, reporter)
+        return _activate(session, verified, options, active, planned.keep, reporter)
 
 
 def _place(
@@ -258,12 +260,15 @@ def _activate(
     verified: VerifiedRelease,
     options: PushOptions,
     active: dict[str, Any] | None,
+    keep: int,
     reporter: Reporter,
 ) -> PushResult:
     before = active["name"] if active else None
     if options.activate:
         reporter.step(f"activating release {verified.name}")
-        session.call("activate", name=verified.name)
+        done = session.call("activate", name=verified.name, keep=keep)
+        for name in done["pruned"]:
+            reporter.note(f"removed release {name}: more than {keep} are not kept")
     return _result(verified, before=before, activated=options.activate, unchanged=False)
 
 

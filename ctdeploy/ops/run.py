@@ -57,23 +57,24 @@ def run(
     options: RunOptions,
     reporter: Reporter,
     show: Callable[[bytes], None] = lambda _: None,
-    on_launch: Callable[[str], None] = lambda _: None,
+    on_launch: Callable[[str | None], None] = lambda _: None,
 ) -> RunResult:
-    """Launch. `show` gets the log's bytes while the run is followed, `on_launch` its id once it is there.
+    """Launch. `show` gets the log's bytes while the run is followed, `on_launch` None when the launch is
+    asked for, and the run's id once it is there.
 
     Raises VerifyError when the release is not what was pushed or an import of it cannot be found, RunFailed when the
     run died before it was ready, TimedOut (and the run lives on) when it was not ready in time.
     """
     began = time.monotonic()
     with connect(container, reporter) as link:
-        launched = _launch(link, container, app, options, reporter)
+        launched = _launch(link, container, app, options, reporter, on_launch)
     name = launched["run"]
     on_launch(name)
     reporter.step(f"{name} of {app.name} runs release {launched['release']} in {container.label}")
     watch = Watch(app)
     if options.detach:
         if launched["state"] == "failed":
-            raise RunFailed(f"{name} of {app.name} {describe_end(launched)}", next=f"ctdeploy logs {name}")
+            raise RunFailed(f"{name} of {app.name} {describe_end(launched)}", next=_next(launched))
         return _result(container, app, launched, watch, None, began)
     try:
         described = _follow(container, app, name, options, watch, reporter, show)
@@ -85,7 +86,14 @@ def run(
     return _result(container, app, described, watch, watch.ready, began)
 
 
-def _launch(link: Link, container: Container, app: App, options: RunOptions, reporter: Reporter) -> dict[str, Any]:
+def _launch(
+    link: Link,
+    container: Container,
+    app: App,
+    options: RunOptions,
+    reporter: Reporter,
+    on_launch: Callable[[str | None], None],
+) -> dict[str, Any]:
     reporter.step(f"verifying {app.name} in {container.label}")
     launch = launch_as(container, app, options.env)
     with Session(link.transport, link.place, app.name, who()) as session:
@@ -99,6 +107,7 @@ def _launch(link: Link, container: Container, app: App, options: RunOptions, rep
             )
         release = measured.release
         assert release is not None
+        on_launch(None)
         return session.call(
             "launch",
             release={key: release[key] for key in ("name", "number", "path")},
@@ -142,9 +151,14 @@ def _follow(
         return described
     raise RunFailed(
         f"{name} of {app.name} {describe_end(described)}",
-        next=f"ctdeploy logs {name}",
+        next=_next(described),
         remote="\n".join(watch.last),
     )
+
+
+def _next(described: dict[str, Any]) -> str | None:
+    """The log says more, unless nothing ever wrote to it."""
+    return None if described.get("reason") else f"ctdeploy logs {described['run']}"
 
 
 def _result(

@@ -10,6 +10,8 @@ def short(run: dict[str, Any]) -> str:
     state = str(run["state"])
     if state in ("running", "starting", "stopping"):
         return state if run.get("supervised", True) else f"{state}, its supervisor is gone"
+    if run.get("reason"):
+        return f"{state}: {run['reason']}"
     if "signal" in run:
         cause = "out of memory" if run.get("oom_kill") else "cause unknown"
         return f"{state} ({run['signal']}, {cause})" if run["signal"] == "SIGKILL" else f"{state} ({run['signal']})"

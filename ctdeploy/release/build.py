@@ -151,6 +151,8 @@ def _regular_files(path: Path) -> Iterator[Path]:
 
 
 def _check_path(path: str) -> None:
+    if path == "RELEASE.json":
+        raise CheckError("RELEASE.json at the top of a release is ctdeploy's own file", next="rename yours")
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
@@ -179,10 +181,10 @@ def _read(path: str, local: Path, is_entry: bool) -> tuple[ReleaseFile, SyntaxPr
     mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
     file = ReleaseFile(path, local, size, digest, mode)
     if is_python:
-        warnings = byte_problems(path, data, mode, is_entry)
+        warnings = byte_problems(path, local, data, mode, is_entry)
         return file, syntax_problem(path, data), warnings
     if head.startswith(b"#!") and mode == 0o755:
-        byte_problems(path, head.split(b"\n", 1)[0] + b"\n", mode, False)
+        byte_problems(path, local, head.split(b"\n", 1)[0] + b"\n", mode, False)
     return file, None, []
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import io
+import shlex
 import tokenize
 import warnings
+from pathlib import Path
 
 from ctdeploy.errors import CheckError
 from ctdeploy.release.model import SyntaxProblem, Warning
@@ -56,7 +58,7 @@ def syntax_error(problems: tuple[SyntaxProblem, ...]) -> CheckError:
     return CheckError(f"{first}{more}{shown}", next=f"mend {first.path}, then push again")
 
 
-def byte_problems(path: str, data: bytes, mode: int, is_entry: bool) -> list[Warning]:
+def byte_problems(path: str, local: Path, data: bytes, mode: int, is_entry: bool) -> list[Warning]:
     """Look for what editors on other systems leave in scripts.
 
     Raises CheckError for what keeps the file from running: NUL bytes, UTF-16, CRLF in the entry script or in an
@@ -78,7 +80,9 @@ def byte_problems(path: str, data: bytes, mode: int, is_entry: bool) -> list[War
     if b"\r\n" in data:
         line = data[: data.index(b"\r\n")].count(b"\n") + 1
         if is_entry or (shebang and mode & 0o111):
-            raise CheckError(f"{path}:{line}: lines end in CRLF, as on Windows", next=f"sed -i 's/\\r$//' {path}")
+            raise CheckError(
+                f"{path}:{line}: lines end in CRLF, as on Windows", next=f"sed -i 's/\\r$//' {shlex.quote(str(local))}"
+            )
         found.append(Warning(path, line, "lines end in CRLF, as on Windows"))
     return found
 

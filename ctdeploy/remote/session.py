@@ -40,6 +40,10 @@ _ERRORS: dict[str, type[CtdeployError]] = {
 }
 
 
+class SessionKilled(HostError):
+    """The payload was killed: its container stopped, or the kernel took its memory."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A container as the remote layer needs it."""
@@ -75,6 +79,7 @@ class Session:
         self._buffer = b""
         self._stderr = b""
         self._noise = b""
+        self._greeted = False
         self._sending = threading.Lock()
         self._stopped = threading.Event()
         self._process: Process = transport.run(session_argv(place))
@@ -92,6 +97,7 @@ class Session:
     def hello(self) -> Hello:
         """Wait until the container has answered. Raises HostError with what pct said, TimedOut."""
         answer, _ = self._answer(START_S)
+        self._greeted = True
         return Hello(tuple(answer["python"]), answer["active"], answer["time"])
 
     def call(self, op: str, *, answer_s: float = ANSWER_S, **request: Any) -> dict[str, Any]:
@@ -190,10 +196,17 @@ class Session:
         if code is None or code < 0:
             return NetworkError(f"the connection to {place.host} broke", remote=words)
         if code in (137, 143):
-            return HostError(
-                f"container {place.name} on {place.host} stopped meanwhile",
+            return SessionKilled(
+                f"the session in container {place.name} on {place.host} was killed: it stopped, or memory ran out",
                 layer="container",
                 next=f"on the host: pct status {place.ct}",
+                remote=words,
+            )
+        if code == 0 and not self._greeted:
+            return HostError(
+                f"{place.python} in container {place.name} on {place.host} did not behave as Python",
+                layer="container",
+                next='say python = "/path/to/python" in its [containers.…] table',
                 remote=words,
             )
         return pct.unknown_failure(place.ct, place.host, words, code)

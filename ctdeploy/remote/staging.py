@@ -55,23 +55,21 @@ class Stager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(clean=kind is None)
 
     def start(self, bundle: bytes) -> str:
         """Store the bundle on the host and start `pct push`. Returns the way it travelled."""
         if not self._ready:
             self._wait_for("ready")
             self._ready = True
-        way = self._transport.put(bundle, self._staging.bundle)
-        if way is None:
-            way = "stdin"
+        self._bundle = bundle
+        self._way = self._transport.put(bundle, self._staging.bundle) or "stdin"
+        if self._way == "stdin":
             self._process.write(b"stdin %d\n" % len(bundle) + bundle)
             self._wait_for("stored")
-        self._bundle = bundle
-        self._way = way
         self._process.write(b"push %d\n" % len(bundle))
-        return way
+        return self._way
 
     def finish(self) -> Pushed:
         """Wait for the end of `pct push`. Raises HostError only for what pct says plainly; it says little."""
@@ -83,10 +81,11 @@ class Stager:
         digest = hashlib.sha256(self._bundle).hexdigest()
         return Pushed(self._staging.incoming, len(self._bundle), digest, self._way, said)
 
-    def close(self) -> None:
-        """Let the host remove the folder."""
+    def close(self, *, clean: bool) -> None:
+        """Let the host remove the folder and, unless all went well, what landed in the container too."""
         with contextlib.suppress(CtdeployError):
-            self._process.write(b"bye\n")
+            if clean:
+                self._process.write(b"bye\n")
             self._process.close_stdin()
             deadline = time.monotonic() + 5
             while time.monotonic() < deadline and not self._process.read(0.5).ended:

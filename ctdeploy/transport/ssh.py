@@ -107,7 +107,9 @@ class SSHTransport:
         except OSError as error:
             raise NetworkError(
                 f"cannot reach host {self._endpoint.host} at {where}: {error.strerror or error}",
-                next=f"is it up? ping {hop.address}; check [hosts.{self._endpoint.host}]: ctdeploy config show",
+                next="ctdeploy lab up"
+                if self._endpoint.known_hosts
+                else f"is it up? ping {hop.address}; check [hosts.{self._endpoint.host}]: ctdeploy config show",
             ) from error
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -198,3 +198,52 @@ def test_a_state_folder_that_cannot_be_used_costs_a_warning_not_the_push(program
     pushed = program.ok("push", "--ct", "200", "solo.py", env={"XDG_STATE_HOME": "/proc/nowhere"})
     assert "could not be remembered" in pushed.err
     container.run("/bin/rm", "-rf", "/opt/ctdeploy/solo")
+
+
+def test_a_working_folder_that_is_gone_is_said_not_a_traceback(program: Program):
+    line = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m ctdeploy config show"
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=program.folder, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "the working folder does not exist any more" in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_full_disk_behind_standard_output_is_no_bug(program: Program, more: list[str]):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ctdeploy", "config", "show", *more],
+            cwd=program.folder,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "could not be written to standard output: No space left" in done.stderr
+    assert "bug" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link"])
+def test_a_hosts_toml_that_is_no_file_never_gives_way_to_another(program: Program, kind: str):
+    if kind == "folder":
+        (program.folder / "hosts.toml").mkdir()
+    else:
+        (program.folder / "hosts.toml").symlink_to("nowhere")
+    ended = program("config", "show")
+    assert (ended.code, "is not a regular file" in ended.err) == (3, True)
+
+
+def test_modules_of_the_working_folder_are_not_run(program: Program, container: Container):
+    program.write("logging.py", "raise SystemExit('a module of the working folder ran')\n")
+    program.write("ctdeploy/__init__.py", "raise SystemExit('a package of the working folder ran')\n")
+    own = str(Path(sys.executable).with_name("ctdeploy"))
+    for words in (["lab", "status"], ["lab", "sh", "--", "pct", "list"]):
+        done = subprocess.run(
+            [own, *words], cwd=program.folder, env=environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "ran" not in done.stderr

@@ -348,3 +348,27 @@ def test_a_log_that_grows_faster_than_it_is_read_still_has_an_end(project: Progr
     assert project.ok("logs", "-n", "1").out.count("\n") <= 2
     assert project.ok("logs").out.startswith("cudagraphs=False\n")
     project.ok("stop", "--grace", "0")
+
+
+def test_a_push_that_fails_before_its_session_spoke_leaves_no_bundle(project: Program, container: Container):
+    project.write("hosts.toml", HOSTS + '\n[containers.lab]\nhost = "lab"\nct = 200\npython = "/bin/true"\n')
+    ended = project("push")
+    assert ended.code == 6
+    assert "did not behave as Python" in ended.err
+    until(lambda: not container.left_behind())
+
+
+def test_a_file_named_like_our_manifest_is_refused_before_any_network(project: Program):
+    project.write("RELEASE.json", "{}")
+    project.write("hosts.toml", HOSTS.replace('entry = "train.py"', 'entry = "train.py"\ninclude = ["RELEASE.json"]'))
+    ended = project("push")
+    assert ended.code == 4
+    assert "RELEASE.json" in ended.err
+
+
+def test_old_releases_go_when_more_than_keep_are_there(project: Program, container: Container):
+    project.write("hosts.toml", HOSTS + "keep = 2\n")
+    for number in range(4):
+        project.write("helper.py", f"VALUE = {number}\n")
+        project.ok("push")
+    assert [name.split("-")[0] for name in container.listing("/opt/ctdeploy/train/releases")] == ["3", "4"]

@@ -240,5 +240,5 @@ def test_the_file_is_named_in_errors_as_the_user_would_name_it(home: Path) -> No
 
 def test_a_file_that_cannot_be_read_is_a_config_error(home: Path) -> None:
     (home / "hosts.toml").mkdir()
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         load(str(home), {}, home)

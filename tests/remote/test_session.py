@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctdeploy.errors import HostError, LockedError, MissingError, UsageError, VerifyError
+from ctdeploy.remote.payloads import procs
 from ctdeploy.remote.payloads.runs import Runs
 from ctdeploy.remote.session import Session
 from ctdeploy.transport.base import Output
@@ -71,6 +72,7 @@ class Box:
         self.dest = folder / "opt"
         self.folder = folder
         self.transport = LocalTransport()
+        self.keep = 100
 
     def session(self, who: str = "tester") -> Session:
         session = Session(self.transport, local_place(self.dest, sys.executable), "app", who)
@@ -83,12 +85,21 @@ class Box:
             wanted = manifest(**files)
             placed = session.call("place", manifest=wanted, bundle=bundle(self.folder, *files.values()))
             stored = session.call("store", path=placed["path"], digest=wanted["digest"], facts={})
-            session.call("activate", name=stored["name"])
+            session.call("activate", name=stored["name"], keep=self.keep)
         return stored
 
     def launch(self, session: Session, stored: dict[str, Any], **more: Any) -> dict[str, Any]:
         orders = {"entry": "main.py", "args": [], "env": {"PATH": "/usr/bin:/bin"}, "user": "root", "grace_s": 5}
         return session.call("launch", release=stored, **{**orders, **more})
+
+    def supervisors(self) -> list[int]:
+        """Supervisors of this box that live: they write errors into their run's folder."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str((process / "fd/2").readlink()).startswith(f"{self.dest}/app/runs/"):
+                    found += [int(process.name)] if "closefd" in procs.command_of(int(process.name)) else []
+        return found
 
     @property
     def active(self) -> str:
@@ -596,5 +607,76 @@ class CutProcess:
 def test_an_end_in_the_middle_of_an_answer_is_told_as_what_it_is():
     transport = mock.Mock(run=lambda argv: CutProcess())
     session = Session(transport, local_place(Path("/opt"), "/usr/bin/python3"), "app", "t")
-    with session, pytest.raises(HostError, match="stopped meanwhile"):
+    with session, pytest.raises(HostError, match="was killed"):
+        session.hello()
+
+
+def test_a_run_id_is_never_given_twice_and_an_old_supervisor_never_writes_into_a_new_run(box: Box):
+    stored = box.deploy(
+        main=b"import os, shutil, sys, time\n"
+        b"if sys.argv[1] == 'gone':\n    shutil.rmtree(os.environ['CTDEPLOY_RUN_DIR'])\nelse:\n    time.sleep(600)\n"
+    )
+    with box.session() as session:
+        box.launch(session, stored, args=["gone"])
+        until(lambda: not (box.dest / "app/runs/r1").exists())
+        run = box.launch(session, stored, args=["stays"])
+        assert run["run"] == "r2"
+        # Even if somebody makes a folder of the old name, its supervisor keeps out of it.
+        (box.dest / "app/runs/r1").mkdir()
+        until(lambda: len(box.supervisors()) == 1)
+        assert list((box.dest / "app/runs/r1").iterdir()) == []
+        assert session.call("status", run="r2")["runs"][0]["state"] == "running"
+        session.call("stop", run="r2", grace_s=1)
+        until(lambda: session.call("wait", run="r2", wait_s=1)["run"]["state"] == "stopped")
+
+
+def test_a_lost_run_stays_lost_when_it_is_stopped(box: Box):
+    stored = box.deploy(main=b"import time\ntime.sleep(600)\n")
+    with box.session() as session:
+        run = box.launch(session, stored)
+        identity = json.loads((Path(run["path"]) / "status.json").read_text())["identity"]
+        for who in ("supervisor", "child"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(identity[who]["pid"], signal.SIGKILL)
+        until(lambda: session.call("status", run="r1")["runs"][0]["state"] == "lost")
+        session.call("stop", run="r1", grace_s=0)
+        assert session.call("wait", run="r1", wait_s=0)["run"]["state"] == "lost"
+
+
+def test_only_the_newest_releases_are_kept_and_those_in_use(box: Box):
+    box.keep = 3
+    first = box.deploy(main=b"import time\ntime.sleep(600)\n")
+    with box.session() as session:
+        box.launch(session, first)
+    for number in range(2, 8):
+        box.deploy(main=SCRIPT + b"#%d\n" % number)
+    names = sorted(path.name for path in (box.dest / "app/releases").iterdir())
+    assert [name.split("-")[0] for name in names] == ["1", "5", "6", "7"]
+    with box.session() as session:
+        session.call("stop", run="r1", grace_s=1)
+        until(lambda: session.call("wait", run="r1", wait_s=1)["run"]["state"] == "stopped")
+    box.deploy(main=SCRIPT + b"#8\n")
+    assert sorted(path.name.split("-")[0] for path in (box.dest / "app/releases").iterdir()) == ["6", "7", "8"]
+    assert box.active.startswith("releases/8-")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"state": "running"}', "{", '"a"'])
+def test_odd_state_files_are_read_as_unreadable_not_as_a_bug(box: Box, text: str):
+    stored = box.deploy(main=b"pass")
+    with box.session() as session:
+        run = box.launch(session, stored)
+        until(lambda: session.call("wait", run="r1", wait_s=1)["run"]["state"] == "done")
+    (Path(run["path"]) / "status.json").write_text(text)
+    (Path(run["path"]) / "run.json").write_text(text)
+    (Path(stored["path"]) / "RELEASE.json").write_text(text)
+    (box.dest / "layout").write_text('"a"')
+    with box.session() as session:
+        assert session.call("status")["runs"][0]["state"] == "lost"
+        session.call("stop", run="r1", grace_s=0)
+    assert box.deploy(main=SCRIPT)["number"] == 2
+
+
+def test_a_program_that_is_no_python_is_named(box: Box):
+    session = Session(box.transport, local_place(box.dest, "/bin/true"), "app", "t")
+    with session, pytest.raises(HostError, match="did not behave as Python"):
         session.hello()

@@ -67,6 +67,25 @@ def read_json(path: str) -> Any:
         return None
 
 
+def read_object(path: str) -> Optional[dict[str, Any]]:
+    """A JSON file's object; None where there is none that can be read."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else None
+
+
+def read_lines(path: str) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file; none where there is no such file. Lines that are not one are passed over."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    value = json.loads(line)
+                    if isinstance(value, dict):
+                        yield value
+    except OSError:
+        return
+
+
 def append_line(path: str, value: Any) -> None:
     """Add one JSON line to a log in a single write, durable."""
     line = (json.dumps(value, sort_keys=True) + "\n").encode()

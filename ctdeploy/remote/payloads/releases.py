@@ -23,6 +23,8 @@ from ctdeploy.remote.payloads.files import (
     files_below,
     fsync_folder,
     read_json,
+    read_lines,
+    read_object,
     replace_json,
     sha256_of,
     write_new,
@@ -53,7 +55,7 @@ class Releases:
     def check_layout(self) -> None:
         """Raises Failure("host") when a newer client made these folders."""
         layout = read_json(os.path.join(self.dest, "layout"))
-        if layout is not None and layout > LAYOUT:
+        if isinstance(layout, int) and layout > LAYOUT:
             raise Failure(
                 "host",
                 f"{self.dest} has layout {layout}, made by a newer ctdeploy; this one knows layout {LAYOUT}",
@@ -68,7 +70,7 @@ class Releases:
         """
         try:
             target = os.readlink(self.current)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise Failure(
@@ -77,12 +79,17 @@ class Releases:
                 f"look at it, then move it away: mv {self.current} {self.current}.old",
             ) from error
         name = os.path.basename(target)
-        manifest = read_json(os.path.join(self.folder, name, MANIFEST))
+        manifest = self.manifest(name)
         if manifest is None:
             if not must_be_whole:
                 return None
             raise Failure("verify", f"the active release {name} has no readable {MANIFEST}", "ctdeploy push --force")
         return {"name": name, "number": _number(name), "path": os.path.join(self.folder, name), "manifest": manifest}
+
+    def manifest(self, name: str) -> Optional[dict[str, Any]]:
+        """What RELEASE.json of a release says; None where it is no manifest."""
+        found = read_object(os.path.join(self.folder, name, MANIFEST))
+        return found if found and {"files", "digest", "entry"} <= found.keys() else None
 
     def names(self) -> list[str]:
         """Names of the complete releases, oldest first."""
@@ -147,27 +154,33 @@ class Releases:
         os.rename(temporary, self.current)
         fsync_folder(self.home)
 
+    def prune(self, keep: int, in_use: set[str]) -> list[str]:
+        """Remove the oldest releases beyond `keep`, but for the active one and those that a run uses; their names."""
+        active = self.active()
+        kept = {active["name"]} if active else set()
+        spare = [name for name in self.names() if name not in kept | in_use]
+        gone = spare[: max(0, len(spare) + len(kept) - keep)]
+        for name in gone:
+            doomed = os.path.join(self.folder, f".incoming-pruned-{name}")
+            os.rename(os.path.join(self.folder, name), doomed)  # swept by the next push if we are killed in between
+            shutil.rmtree(doomed, ignore_errors=True)
+            self.record("prune", release=name)
+        return gone
+
     def record(self, event: str, **facts: Any) -> None:
         """One line of history, where there is room for it: what it tells of is done already."""
         with contextlib.suppress(OSError):
             append_line(os.path.join(self.home, "history.jsonl"), dict(facts, event=event, at=time.time()))
 
     def _last_number(self) -> int:
-        last = 0
-        try:
-            with open(os.path.join(self.home, "history.jsonl"), encoding="utf-8") as file:
-                for line in file:
-                    match = re.search(r'"number": (\d+)', line)
-                    last = max(last, int(match.group(1)) if match else 0)
-        except FileNotFoundError:
-            pass
-        return last
+        lines = read_lines(os.path.join(self.home, "history.jsonl"))
+        return max([number for line in lines if isinstance(number := line.get("number"), int)] + [0])
 
     def _known(self) -> dict[str, list[str]]:
         """Where each hash should lie, newest release first."""
         known: dict[str, list[str]] = {}
         for name in reversed(self.names()):
-            manifest = read_json(os.path.join(self.folder, name, MANIFEST)) or {"files": []}
+            manifest = self.manifest(name) or {"files": []}
             for entry in manifest["files"]:
                 known.setdefault(entry["sha256"], []).append(os.path.join(self.folder, name, entry["path"]))
         return known

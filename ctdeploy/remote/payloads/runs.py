@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Tuple
 
 from ctdeploy.remote.payloads import procs
 from ctdeploy.remote.payloads.account import account, environment
-from ctdeploy.remote.payloads.files import Failure, fsync_folder, read_json, replace_json
+from ctdeploy.remote.payloads.files import Failure, fsync_folder, read_json, read_lines, read_object, replace_json
 
 RUN_NAME = re.compile(r"^r(\d+)$")
 ENDED = ("done", "failed", "stopped", "lost")
@@ -106,8 +106,8 @@ class Runs:
 
     def describe(self, name: str) -> dict[str, Any]:
         """One run: what was launched, its state as it is now, and where it got to."""
-        run = read_json(self.path(name, "run.json")) or {"run": name}
-        status = read_json(self.path(name, "status.json"))
+        run = read_object(self.path(name, "run.json")) or {"run": name}
+        status = self._status(name)
         result = dict(run, path=self.path(name))
         result["log_size"] = _size(self.path(name, "log"))
         result["metrics"] = _last_step(self.path(name, "metrics.jsonl"))
@@ -120,7 +120,7 @@ class Runs:
                 result[key] = status[key]
         result["state"] = _state_now(status)
         result["pid"] = (status["identity"].get("child") or {}).get("pid")
-        result["supervised"] = procs.is_alive(status["identity"]["supervisor"])
+        result["supervised"] = procs.is_alive(status["identity"].get("supervisor"))
         return result
 
     def read_log(self, name: str, offset: int, wait_s: float, interrupted: Callable[[float], bool]) -> dict[str, Any]:
@@ -179,21 +179,27 @@ class Runs:
 
     def ask_to_stop(self, name: str, grace_s: float, who: str) -> None:
         """Tell the supervisor to end the run: TERM, grace, KILL. Where the supervisor is gone, do it from here."""
-        if self.describe(name)["state"] not in ENDED:
+        lives = self.describe(name)["state"] not in ENDED
+        if lives:
             with contextlib.suppress(OSError):  # a full disk must not keep a run alive
                 replace_json(self.path(name, "stop.json"), {"grace_s": grace_s, "who": who, "at": time.time()})
         deadline = time.monotonic() + LAUNCH_S
         while self.describe(name)["state"] == "starting" and time.monotonic() < deadline:
             time.sleep(0.02)  # its supervisor is coming up, and will see stop.json or our signal
-        status = read_json(self.path(name, "status.json"))
-        if status is not None and procs.is_alive(status["identity"]["supervisor"]):
+        status = self._status(name)
+        if status is not None and procs.is_alive(status["identity"].get("supervisor")):
             procs.send_signal(status["identity"]["supervisor"]["pid"], signal.SIGTERM)
             return
         for step, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
             procs.end_all(lambda: self._members(name), step, patience_s, lambda: None)
-        if status is not None and status["state"] not in ENDED and not self._members(name):
+        if status is not None and lives and not self._members(name):
             status.update(state="stopped", ended=time.time(), note="its supervisor was gone")
             replace_json(self.path(name, "status.json"), status)
+
+    def _status(self, name: str) -> Optional[dict[str, Any]]:
+        """status.json, where it is one."""
+        status = read_object(self.path(name, "status.json"))
+        return status if status and "state" in status and isinstance(status.get("identity"), dict) else None
 
     def left_over(self, name: str) -> list[dict[str, Any]]:
         """Processes that still belong to the run, by its folder in their environment."""
@@ -204,7 +210,12 @@ class Runs:
 
     def _new_folder(self) -> tuple[str, str]:
         os.makedirs(self.folder, exist_ok=True)
-        number = 1 + max([int(name[1:]) for name in self.names()] + [0])
+        # Also those whose folders were removed: an id that was once said means one run for ever.
+        told = [
+            str(line.get("run")) for line in read_lines(os.path.join(os.path.dirname(self.folder), "history.jsonl"))
+        ]
+        ids = [name for name in [*self.names(), *told] if RUN_NAME.match(name)]
+        number = 1 + max([int(name[1:]) for name in ids] + [0])
         while True:
             folder = os.path.join(self.folder, f"r{number}")
             try:
@@ -247,9 +258,9 @@ def _state_now(status: dict[str, Any]) -> str:
         return state
     identity = status["identity"]
     now = procs.boot_identity()
-    if any(identity[key] != now[key] for key in now):
+    if any(identity.get(key) != now[key] for key in now):
         return "lost"
-    if procs.is_alive(identity["supervisor"]) or procs.is_alive(identity.get("child")):
+    if procs.is_alive(identity.get("supervisor")) or procs.is_alive(identity.get("child")):
         return state
     return "lost"
 

@@ -137,11 +137,14 @@ class Session:
         self.releases.record("push", release=stored["name"], number=stored["number"], who=self.who, **facts)
         return stored
 
-    def do_activate(self, name: str) -> dict[str, Any]:
+    def do_activate(self, name: str, keep: int) -> dict[str, Any]:
+        """Switch, then remove what is older than the newest `keep` releases."""
         before = self.releases.active()
         self.releases.activate(name)
         self.releases.record("activate", release=name, who=self.who, before=before["name"] if before else None)
-        return {"active": self.releases.active(), "before": before["name"] if before else None}
+        runs = [self.runs.describe(run) for run in self.runs.names()]
+        in_use = {run["release"] for run in runs if run["state"] not in ENDED and "release" in run}
+        return {"pruned": self.releases.prune(keep, in_use)}
 
     def do_launch(self, **orders: Any) -> dict[str, Any]:
         run = self.runs.launch(dict(orders, who=self.who), self._supervisor())

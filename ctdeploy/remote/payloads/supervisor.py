@@ -31,6 +31,7 @@ class Supervisor:
         self.orders = orders
         self.folder: str = orders["run_dir"]
         self._stopping = False
+        self._folder_is = _identity_of(self.folder)
         self.status: dict[str, Any] = {
             "schema": 1,
             "run": orders["run"],
@@ -177,11 +178,22 @@ class Supervisor:
         return float(asked.get("grace_s", self.orders["grace_s"]))
 
     def _write(self) -> bool:
+        # The folder may have been removed, and another run of that name may have been made since: not ours to write in.
+        if _identity_of(self.folder) != self._folder_is:
+            return True
         try:
             replace_json(os.path.join(self.folder, "status.json"), self.status)
         except OSError:
             return False
         return True
+
+
+def _identity_of(folder: str) -> Optional[tuple[int, int]]:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def main() -> None:
