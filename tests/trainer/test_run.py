@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dflash.checkpoint import latest_checkpoint, load_drafter
 from dflash.config import load_config
@@ -165,6 +168,27 @@ def test_a_signal_saves_a_whole_checkpoint_and_exits_0(
     load_drafter(saved, tiny_target("llama").rotary(), torch.float32)
 
 
+def test_a_signal_before_torch_is_imported_exits_0(tiny_recipe: Path, start: Start, tmp_path: Path) -> None:
+    process = start("--config", str(tiny_recipe), "--run-dir", "run")
+    system = Path(f"/proc/{process.pid}")
+    deadline = time.monotonic() + 30
+    while not catches(system, signal.SIGTERM):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert "libtorch" not in (system / "maps").read_text(), "the flag must stand before the heavy imports"
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output == "stopped by SIGTERM before training; nothing to save\n"
+    assert not (tmp_path / "run").exists()
+
+
+def catches(system: Path, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for a signal."""
+    caught = re.search(r"SigCgt:\t(\w+)", (system / "status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
 def test_a_signal_while_compiling_exits_0_with_a_checkpoint(tiny_recipe: Path, start: Start, tmp_path: Path) -> None:
     process = start(
         "--config", str(tiny_recipe), "--run-dir", "run", "evaluation.prompts=0", "compile.enabled=true",
@@ -251,12 +275,42 @@ def test_a_user_error_is_one_sentence_and_the_next_step(tiny_recipe: Path, start
     assert errors.splitlines()[1] == 'next: set compile.mode = "default"'
 
 
-def test_a_loss_that_is_no_number_ends_the_run_without_a_traceback(tiny_recipe: Path, start: Start) -> None:
+@pytest.mark.parametrize("options", [("run.log_every=1",), ("run.log_every=1000", "run.save_every=2")])
+def test_a_loss_that_is_no_number_ends_the_run_without_a_traceback_and_is_not_saved(
+    tiny_recipe: Path, start: Start, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     process = start(
         "--config", str(tiny_recipe), "--run-dir", "run", "evaluation.prompts=0", "run.steps=50",
-        "optimizer.learning_rate=1e30", "run.log_every=1",
+        "optimizer.learning_rate=1e30", *options,
     )  # fmt: skip
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "drafter-0 failed: TrainerError: The loss of step" in errors
+    assert re.search(r"drafter-0 failed: TrainerError: The (loss|gradient norm) of step", errors)
     assert "Traceback" not in errors
+    for saved in (tmp_path / "run/checkpoints").glob("step-*"):
+        for file in saved.rglob("*.safetensors"):
+            assert all(bool(torch.isfinite(value).all()) for value in load_file(str(file)).values()), file
+
+
+def test_the_folder_of_another_run_is_refused(tiny_recipe: Path, start: Start, tmp_path: Path) -> None:
+    common = ("--config", str(tiny_recipe), "--run-dir", "run", "evaluation.prompts=0")
+    process = start(*common, "run.steps=2")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    process = start(*common, "run.steps=3")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.splitlines()[0] == "error: The run folder run holds another run (checkpoints/step-2)."
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    _, errors = start(*common).communicate(timeout=60)
+    assert "holds another run (metrics.jsonl)" in errors
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_sentence(tiny_recipe: Path, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    process = start("--config", str(tiny_recipe), "--run-dir", "file/run")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.splitlines()[0] == "error: The run folder file/run cannot be used: Not a directory."
