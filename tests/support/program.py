@@ -40,7 +40,7 @@ class Program:
         limit_s: float = LIMIT_S,
     ) -> Ended:
         done = subprocess.run(
-            [sys.executable, "-m", "ctdeploy", *arguments],
+            [sys.executable, "-P", "-m", "ctdeploy", *arguments],
             cwd=cwd or self.folder,
             env=environment(env),
             stdin=subprocess.DEVNULL,
