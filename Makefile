@@ -36,6 +36,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
+	@scripts/preflight.sh tests >/dev/null
 	@$(PIP) --constraint constraints.txt --editable '.[trainer,lab,dev]'
 	@touch $@
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What `make` needs before there is a Python environment. Says nothing when all is there; else one line that mends it.
-# Prints the interpreter to use on standard output.
+# Prints the interpreter to use on standard output. With `tests`: what the tests need besides.
 set -u
 
 fail() {
@@ -34,5 +34,9 @@ else
     unshare --user --map-root-user --mount --pid --uts --fork true 2>/dev/null ||
         fail "user namespaces for ordinary users" \
             "sudo sysctl -w user.max_user_namespaces=10000 kernel.apparmor_restrict_unprivileged_userns=0"
+fi
+if [ "${1:-}" = tests ]; then
+    command -v git >/dev/null 2>&1 || fail "git" "apt-get install -y git"
+    command -v ssh-keygen >/dev/null 2>&1 || fail "ssh and ssh-keygen" "apt-get install -y openssh-client"
 fi
 printf '%s\n' "$python"
