@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ctdeploy.release.model import Source
+from ctdeploy.remote import layout
 from ctdeploy.remote.payloads.markers import Forbidden
 
-DEFAULT_DEST = "/opt/ctdeploy"
+DEFAULT_DEST = layout.DEST
 DEFAULT_PYTHON = "/usr/bin/python3"
 DEFAULT_RUN_AS = "root"
 DEFAULT_KEEP = 5
@@ -119,9 +120,6 @@ class App:
             forbidden=tuple(dict.fromkeys((*self.forbidden, *(Forbidden(text) for text in forbidden)))),
             requires_python=self.requires_python,
         )
-
-    def with_name(self, name: str) -> App:
-        return replace(self, name=name)
 
 
 @dataclass(frozen=True)

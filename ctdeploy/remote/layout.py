@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ DEST = "/opt/ctdeploy"
 HOST_STAGING = "/var/tmp"  # noqa: S108  (a random 0700 folder is made below it)
 INCOMING = "/var/tmp/.ctdeploy-in-"  # noqa: S108  (random name; read back by hash)
 STAGING_PREFIX = ".ctdeploy-stage-"
-APP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ sys.meta_path.insert(0, Finder)
 
 
 @cache
-def library() -> bytes:
+def modules() -> bytes:
     """The modules and their loader; `start(NAME)` at its end runs one of them."""
     sources = {}
     for file in resources.files(PACKAGE).iterdir():
@@ -48,7 +48,7 @@ def library() -> bytes:
 def session() -> bytes:
     """What the bootstrap in the container executes: `<length>\\n<source>`."""
     # PAYLOAD is this text without its last line: the session hands it on to the supervisor that it starts.
-    packed = base64.b85encode(zlib.compress(library(), 9))
+    packed = base64.b85encode(zlib.compress(modules(), 9))
     source = (
         b"PAYLOAD=s[:s.rindex(b'\\nstart(')]\n"
         b"import base64,zlib\n"

@@ -327,7 +327,7 @@ def test_the_modules_are_for_python_3_9_and_need_nothing_else(module: ModuleType
 
 def in_another_python(python: str) -> dict[str, Any]:
     """Search CORPUS as the container does: from the text that is sent there."""
-    program = payload.library().decode()
+    program = payload.modules().decode()
     program += "\nimport json\nfrom ctdeploy.remote.payloads.markers import search\n"
     program += "files, patterns = json.loads(sys.argv[1])\n"
     program += "result = search({k: v.encode() for k, v in files.items()}, patterns, [patterns[1]])\n"

