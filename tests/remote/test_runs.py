@@ -107,17 +107,6 @@ def test_stop_works_when_the_supervisor_was_killed(box: Box):
     assert answer["left"] == []
 
 
-def test_a_run_whose_processes_are_gone_without_a_word_is_lost_not_running(box: Box):
-    stored = box.deploy(main=b"import time\ntime.sleep(600)\n")
-    with box.session() as session:
-        run = box.launch(session, stored)
-        identity = json.loads((Path(run["path"]) / "status.json").read_text())["identity"]
-        for who in ("supervisor", "child"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(identity[who]["pid"], signal.SIGKILL)
-        until(lambda: session.call("status", run="r1")["runs"][0]["state"] == "lost")
-
-
 def test_a_pid_that_was_given_to_another_process_is_not_the_run(box: Box):
     stored = box.deploy(main=b"pass")
     with box.session() as session:
@@ -275,7 +264,7 @@ def test_a_run_id_is_never_given_twice_and_an_old_supervisor_never_writes_into_a
         until(lambda: session.call("wait", run="r2", wait_s=1)["run"]["state"] == "stopped")
 
 
-def test_a_lost_run_stays_lost_when_it_is_stopped(box: Box):
+def test_a_run_whose_processes_are_gone_without_a_word_is_lost_and_stays_so_when_it_is_stopped(box: Box):
     stored = box.deploy(main=b"import time\ntime.sleep(600)\n")
     with box.session() as session:
         run = box.launch(session, stored)
